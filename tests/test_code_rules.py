@@ -62,7 +62,7 @@ FILES_MAX = {
     "history": 35,
     "hosts": 5,
     "servers": 30,
-    "session": 27,
+    "session": 28,
     "store": 17,
     "testing": 6,
     "values": 13,

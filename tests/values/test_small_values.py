@@ -6,7 +6,9 @@ import errno
 import hashlib
 import pickle
 import re
+from dataclasses import asdict, field, fields, replace
 from datetime import UTC, datetime, timedelta, timezone
+from inspect import isfunction, signature
 
 import pytest
 from hypothesis import given
@@ -26,6 +28,7 @@ from mulligan.values.errors import (
     fault,
     fault_of_os_error,
 )
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SystemIds, parse_user_id
 
 
@@ -144,3 +147,52 @@ def test_what_the_operating_system_refused_has_a_code(number: int, code: str) ->
     error = fault_of_os_error(OSError(number, "said so"), "Doing it")
     assert (error.code, error.details["errno"]) == (code, number)
     assert fault_of_os_error(OSError("no number"), "Doing it").code == "io_error"
+
+
+@fast_dataclass(slots=True, frozen=True)
+class _Point:
+    x: int
+    tags: list[str] = field(default_factory=list, compare=False)
+
+
+@fast_dataclass(slots=True)
+class _Tagged:
+    x: int
+    tags: list[str] = field(default_factory=list)
+
+
+@fast_dataclass(slots=True)
+class _Named(_Tagged):
+    name: str = "p"
+
+    def __post_init__(self) -> None:
+        self.name = self.name.upper()
+
+
+class TestFastDataclass:
+    def test_a_class_has_slots_and_works_as_a_dataclass(self) -> None:
+        point = _Named(1, ["a"], name="q")
+        assert repr(point) == "_Named(x=1, tags=['a'], name='Q')"
+        assert asdict(replace(point, x=2)) == {"x": 2, "tags": ["a"], "name": "Q"}
+        assert [one.name for one in fields(_Named)] == ["x", "tags", "name"]
+        assert str(signature(_Tagged)) == "(x: 'int', tags: 'list[str]' = <factory>) -> None"
+        match point:
+            case _Named(x, tags, name):
+                assert (x, tags, name) == (1, ["a"], "Q")
+        assert (hasattr(point, "__dict__"), pickle.loads(pickle.dumps(point))) == (False, point)
+
+    def test_frozen_classes_compare_and_hash_by_the_compared_fields(self) -> None:
+        assert (_Point(1, ["a"]), hash(_Point(1, ["a"]))) == (_Point(1, ["b"]), hash(_Point(1)))
+        assert _Point(1) != _Point(2)
+        with pytest.raises(TypeError):
+            hash(_Named(1))
+
+    def test_a_class_gets_its_methods_when_one_is_first_asked_for(self) -> None:
+        @fast_dataclass(slots=True, frozen=True)
+        class Late:
+            x: int = 3
+
+        before = vars(Late)["__init__"]
+        assert not isfunction(before)
+        made = [Late(), Late(4)]
+        assert (isfunction(vars(Late)["__init__"]), [one.x for one in made]) == (True, [3, 4])

@@ -92,7 +92,7 @@ class IterationEnded:
 LoopEvent = Said | ToolStarted | ToolEnded | IterationEnded
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class LoopResult:
     """How a run ended. `text` is the model's last message."""
 
@@ -106,7 +106,7 @@ class LoopResult:
     tool_calls: int = 0
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Bounds:
     """The limits of a run. A deadline raises PromptEvaluationError; the others end the run with a `stop_reason`.
 

@@ -193,7 +193,7 @@ LOGGED_CHARACTERS = 4000
 _making_gates = shared_lock()
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class ToolExecutionOutcome:
     """The tool, parameters, result and error of a call, as far as they are known."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from mulligan.values import VERSION
 from mulligan.values.clock import monotonic_s
 from mulligan.values.errors import fault
 
@@ -136,8 +137,6 @@ def _fork_command_server() -> CommandServer | int | None:
 
 def _open(wish: Wish, commands: CommandServer | None) -> Opened:
     """The composition: store, roots, access, events, MCP, and the background process of the hooks."""
-    from importlib.metadata import version
-
     from mulligan import api
     from mulligan.cli.servers import read_key_file
     from mulligan.history.rewind import archive_of
@@ -171,7 +170,7 @@ def _open(wish: Wish, commands: CommandServer | None) -> Opened:
             roots,
             colours,
             EventReader(archive_of(ledger)),
-            version("mulligan"),
+            VERSION,
             try_demo=lambda: _record_demo(store),
         )
         if store is not None:

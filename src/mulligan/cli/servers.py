@@ -20,6 +20,7 @@ from mulligan.cli.format import print_json, print_rows
 from mulligan.cli.open_root import open_for_changes, opened_store
 from mulligan.cli.options import PARTLY, Common, boundary_options, options_saying
 from mulligan.session.tokens import HANDLE_PREFIX, Token, Tokens
+from mulligan.values import VERSION
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import SystemClock
 from mulligan.values.errors import MulliganError, fault
@@ -180,16 +181,12 @@ def acp_verb(common: Common, provider: str | None, mode: str, command: tuple[str
 
 
 def _serve(common: Common, provider: str | None, mode: str) -> None:
-    from importlib.metadata import version
-
     from mulligan.api import PromptWork, chosen_provider
     from mulligan.servers.acp.agent import AcpAgent, AgentConfig
     from mulligan.servers.acp.wire import Wire
 
     with ExitStack() as opened:
-        agent = AcpAgent(
-            AgentConfig(_workspaces(common, opened), PromptWork(chosen_provider(provider)), version("mulligan"), mode)
-        )
+        agent = AcpAgent(AgentConfig(_workspaces(common, opened), PromptWork(chosen_provider(provider)), VERSION, mode))
         agent.wire = Wire(sys.stdin.buffer, sys.stdout.buffer, agent.handle)
         agent.wire.serve()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime
 from typing import Any
 
@@ -108,7 +108,7 @@ def end_boundary(open_root: OpenRoot, session: SessionId) -> int:
     return ended
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class EffectContext:
     open_root: OpenRoot
     session: SessionId

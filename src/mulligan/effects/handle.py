@@ -14,18 +14,15 @@ the thread; only then does the task get `CancelledError`. So nothing changes the
 
 from __future__ import annotations
 
-import asyncio
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from contextvars import copy_context
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial, update_wrapper
 from types import TracebackType
-from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects.perform import perform
@@ -41,8 +38,13 @@ from mulligan.session.subscribers import active
 from mulligan.store.protocol import Tx
 from mulligan.values.entries import Change
 from mulligan.values.errors import ExecutionStateError, MulliganError, PromptEvaluationError, Refused, fault
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import RepoPath, as_text
 from mulligan.values.scoped_var import Holder, ScopedBlock, block_exit, forget_ended_blocks, holder_of
+
+if TYPE_CHECKING:
+    # The functions that need asyncio import it: that takes longer than starting Python, and most programs use no task.
+    import asyncio
 
 StrPath = str | os.PathLike[str]
 
@@ -185,7 +187,7 @@ class _CallFailedError(Refused):
         super().__init__("error", reason, reason)
 
 
-@dataclass(slots=True, eq=False)
+@fast_dataclass(slots=True, eq=False)
 class _CallEnding:
     """Begins and ends a call's block. Separate from the handle, so that Mulligan can abort a call whose handle is gone.
 
@@ -469,6 +471,9 @@ _STOP_EVERY_S = 0.05
 
 async def run_in_thread(work: Callable[[], T], stop: Callable[[], object]) -> T:
     """Run `work` in a thread. When the task is cancelled, call `stop`, wait for the thread to end, then raise."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor, wait
+
     with ThreadPoolExecutor(1, "mulligan-effect") as pool:
         begun = pool.submit(copy_context().run, work)
         try:
@@ -487,6 +492,8 @@ async def run_in_thread(work: Callable[[], T], stop: Callable[[], object]) -> T:
 
 async def wait_until_done(running: asyncio.Future[Any], stop: Callable[[], object]) -> None:
     """Call `stop` repeatedly until the work ends, because it may start one command after another."""
+    import asyncio
+
     while not running.done():
         stop()
         try:
@@ -584,6 +591,8 @@ class AsyncCallHandle(AsyncEffects, CallWithId):
         self._handle.stop()
 
     async def _run(self, effect: Callable[[], Receipt]) -> Receipt:
+        import asyncio
+
         if self._is_cancelled:
             raise self._cancelled_fault()
         # A task, so that the end of the block can wait for an effect that the block did not await.
@@ -621,6 +630,8 @@ class AsyncCallHandle(AsyncEffects, CallWithId):
 
     async def _finish_effects(self, *, stop: bool) -> asyncio.CancelledError | None:
         """Wait for the effects that the block did not await. Returns a cancellation that came meanwhile."""
+        import asyncio
+
         cancelled: asyncio.CancelledError | None = None
         for running in list(self._running):
             try:

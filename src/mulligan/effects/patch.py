@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from mulligan.boundary.capability import Capability
@@ -36,6 +36,7 @@ from mulligan.files.replace import TargetEntry, creation_mode
 from mulligan.history.undo_log import Intent, Plan
 from mulligan.values.entries import ABSENT, Absent, DirEntry, FileEntry, SymlinkEntry, same_state
 from mulligan.values.errors import Refused
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, join, path_bytes, to_wire
 from mulligan.values.text import legible
 
@@ -95,7 +96,7 @@ def check_patch_size(capability: Capability, patch: bytes) -> None:
         raise Refused("forbidden", "max_patch_bytes_exceeded", words)
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class PatchTargets:
     """The real paths of the names in a patch, and their content when the effect first read them."""
 

@@ -13,7 +13,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -39,7 +39,7 @@ ENDED_KEPT = 64
 """How many ended background commands keep their output."""
 
 
-@dataclass(slots=True, eq=False)
+@fast_dataclass(slots=True, eq=False)
 class TrackedCommand:
     """A background command: its call, its stored output, and its receipt once it has ended."""
 

@@ -7,13 +7,10 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from functools import partial, wraps
-from importlib.metadata import version
-from random import Random
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
@@ -33,13 +30,8 @@ from mulligan.history.plan import OnConflict
 from mulligan.history.rewind import archive_of
 from mulligan.history.tables import REDO, TURNS
 from mulligan.history.undo import Git, MayWrite, UndoOptions, UndoResult
-from mulligan.session.bundle.export import ExportOptions, export_session
-from mulligan.session.bundle.format import Document, parse_mode
-from mulligan.session.bundle.importer import import_bundle
-from mulligan.session.bundle.redaction import PrivateNames, RedactionPolicy
 from mulligan.session.clients import Clients
 from mulligan.session.compaction import Summarizer
-from mulligan.session.importers import seed_from_jsonl
 from mulligan.session.lifecycle import SessionAccess, check_row_open
 from mulligan.session.roots import Roots
 from mulligan.session.state.orphan_calls import WatchedBlock, abort_orphans, watch
@@ -52,14 +44,19 @@ from mulligan.session.tables import SESSIONS, session_journal
 from mulligan.session.transcript import Transcript
 from mulligan.session.transcript_log import Archive
 from mulligan.store.protocol import Tx
+from mulligan.values import VERSION
 from mulligan.values.errors import fault
 from mulligan.values.ids import SessionId, TurnId, parse_user_id, uuid_of
 from mulligan.values.paths import RepoPath, hunks_from_wire, paths_from_wire
 from mulligan.values.scoped_var import Holder, block_exit, check_call_open, holder_of
 
 if TYPE_CHECKING:
+    from random import Random
+
     from mulligan.effects.session_filesystem import SessionFilesystem
     from mulligan.history.checkpoint import ExecutionState
+    from mulligan.session.bundle.format import Document
+    from mulligan.session.bundle.redaction import RedactionPolicy
 
 
 _HOME_VARIABLES = ("HOME", "USERPROFILE")
@@ -74,14 +71,18 @@ def export_bundle(
     content: bool | None = None,
     policy: RedactionPolicy | None = None,
 ) -> Document:
+    # Only exports and imports load the modules of bundles: their patterns take longer to compile than a call takes.
+    from mulligan.session.bundle.export import ExportOptions, export_session
+    from mulligan.session.bundle.format import parse_mode
+
     place = os.fsdecode(open_root.disk.root.path)
-    wish = ExportOptions(
-        parse_mode(mode), content, policy or local_redaction_policy(), place=place, version=version("mulligan")
-    )
+    wish = ExportOptions(parse_mode(mode), content, policy or local_redaction_policy(), place=place, version=VERSION)
     return export_session(archive_of(open_root.ledger), session, wish)
 
 
 def import_bundle_in(open_root: OpenRoot, bundle: bytes | str | Mapping[str, Any], *, name: str | None) -> SessionId:
+    from mulligan.session.bundle.importer import import_bundle
+
     return import_bundle(archive_of(open_root.ledger), open_root.root.id, bundle, name=name)
 
 
@@ -90,11 +91,17 @@ def seed_session(
 ) -> dict[str, Any]:
     if options is not None and not isinstance(options, Mapping):
         raise fault("invalid_params", "The options of seed_from_jsonl must be an object.", field="opts")
+    from mulligan.session.importers import seed_from_jsonl
+
     return seed_from_jsonl(archive_of(open_root.ledger), open_root.root.id, path, {**(options or {}), **given})
 
 
 def local_redaction_policy(environ: Mapping[str, str] | None = None) -> RedactionPolicy:
     """The default redaction policy with the names of this machine and its user."""
+    import socket
+
+    from mulligan.session.bundle.redaction import PrivateNames, RedactionPolicy
+
     known = os.environ if environ is None else environ
     homes = [known[name] for name in _HOME_VARIABLES if known.get(name)]
     users = [known[name] for name in _USER_VARIABLES if known.get(name)]

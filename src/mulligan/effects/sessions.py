@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects.session import DurableSession, export_bundle, import_bundle_in, seed_session
@@ -15,7 +15,6 @@ from mulligan.history.retention import drop_session
 from mulligan.history.rewind import archive_of
 from mulligan.history.scopes import drop_scopes
 from mulligan.history.tables import ROOTS, RootRow
-from mulligan.session.bundle.format import Document
 from mulligan.session.lifecycle import (
     DELETED,
     LIVE_SESSIONS,
@@ -32,6 +31,9 @@ from mulligan.session.transcript_log import length_of
 from mulligan.store.protocol import Tx
 from mulligan.values.errors import MulliganError, fault
 from mulligan.values.ids import SessionId, parse_user_id
+
+if TYPE_CHECKING:
+    from mulligan.session.bundle.format import Document
 
 _OPEN_OPTIONS = {"workspace_anchor": Mapping, "workspace_policy": Mapping}
 

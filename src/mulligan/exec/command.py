@@ -7,7 +7,6 @@ up to another, and drops what is more.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import field
 from typing import IO, Literal, Protocol, TypeAlias
@@ -166,6 +165,8 @@ class OutputSpool:
     def _spill(self, data: bytes) -> None:
         # The file has no name, so it disappears with this process even after kill -9.
         if self._file is None:
+            import tempfile
+
             self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115  # closed by close()
             self._file.write(self._memory)
             self._memory.clear()

@@ -14,7 +14,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 
 from mulligan.exec.command import Sink, Stream
@@ -22,6 +21,7 @@ from mulligan.exec.init import close_all, receive_message, send_message
 from mulligan.exec.start import StartedCommand
 from mulligan.values.clock import monotonic_s
 from mulligan.values.errors import fault
+from mulligan.values.fast_dataclass import fast_dataclass
 
 _CHUNK_BYTES = 1 << 16
 _KILL_PATIENCE_S = 5.0
@@ -92,7 +92,7 @@ class CommandHandle:
         os.write(self._waker, b"!")
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class CommandEnding:
     """How the command ended. `failed` is the step that the machine refused; then no program ran."""
 

@@ -9,19 +9,20 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from mulligan.exec.command import Command
 from mulligan.exec.init import BOOT, close_all, receive_message, send_message
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.errors import fault
+from mulligan.values.fast_dataclass import fast_dataclass
 
 _TRIES_MAX = 3
 _SOURCES = os.path.abspath(__file__).rsplit("/mulligan/", 1)[0]
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class StartOptions:
     """Options that a capture strategy adds to a command: a system call filter, namespaces, a sandbox."""
 
@@ -141,7 +142,7 @@ os.register_at_fork(after_in_child=LAUNCHER.forget)
 atexit.register(LAUNCHER.close)
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class StartedCommand:
     """A starting command: the channels of its init process and of itself, and our ends of its streams."""
 

@@ -18,7 +18,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Protocol, TypeAlias
 
 from mulligan.files.disk import DRAFT_PREFIX, read_xattrs, write_xattrs
@@ -147,7 +147,7 @@ class _KindChangedError(Exception):
     """Another process exchanged the file of a name between the check and the copy."""
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _Copying:
     """Copies one tree into a folder of another. If `over`, it replaces files of the same name."""
 

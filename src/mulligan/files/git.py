@@ -22,10 +22,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import stat
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -192,6 +189,10 @@ class GitReader:
     """Runs git commands on one repository through its shadow. Close it: the shadow is a temporary directory."""
 
     def __init__(self, repository: Repository) -> None:
+        # Most runs of the program start no git.
+        import shutil
+        import tempfile
+
         program = shutil.which("git")
         if program is None:
             raise GitError("git is not installed")
@@ -207,6 +208,8 @@ class GitReader:
         self._write_settings(self._kept_settings())
 
     def close(self) -> None:
+        import shutil
+
         shutil.rmtree(self._shadow, ignore_errors=True)
 
     def __enter__(self) -> GitReader:
@@ -223,6 +226,9 @@ class GitReader:
 
     def index_oid(self) -> str:
         """The id of the tree that a commit of the index would have; empty if git cannot write it."""
+        import shutil
+        import tempfile
+
         copy = os.path.join(self._shadow, b"index")
         with suppress(FileNotFoundError):
             os.unlink(copy)
@@ -278,6 +284,8 @@ class GitReader:
 
     def run(self, *words: str | bytes, stdin: bytes | None = None, env: Mapping[bytes, bytes] | None = None) -> bytes:
         """The output of a git command. Raises GitError if it fails or takes too long."""
+        import subprocess
+
         try:
             done = subprocess.run(
                 [self._program, "--no-pager", "--literal-pathspecs", *words],

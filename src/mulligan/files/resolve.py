@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from mulligan.files import kernel
@@ -26,7 +26,7 @@ _STRAIGHT = kernel.RESOLVE_BENEATH | kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE
 _MUST_WALK = frozenset({errno.ELOOP, errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EAGAIN})
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class ResolvedPath:
     """A name in an open directory. `path` is the real path below the root; `place` identifies it across roots.
 

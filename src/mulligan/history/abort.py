@@ -36,7 +36,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Protocol
 
@@ -211,7 +211,7 @@ def _children(root: WritableRoot, path: RepoPath) -> list[RepoPath]:
         return []
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Report:
     """The paths that abort restored, and the conflicts: paths that another process had changed, left as they are.
 
@@ -375,7 +375,7 @@ def _newest_first(restores: Sequence[_PathRestore]) -> list[_PathRestore]:
     return sorted(restores, key=turn)
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _PathRestore:
     """The restore of one path."""
 

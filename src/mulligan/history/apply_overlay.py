@@ -15,7 +15,6 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache, partial
 
 from mulligan.exec.capture.overlay import IsolatedChange, attributes_of, kind_of_status
@@ -184,7 +183,7 @@ def _path(root: bytes, change: IsolatedChange) -> RepoPath:
     return path_from_bytes(change.path[len(root) :].lstrip(b"/"))
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _Step:
     """One change of the command, with the facts to decide whether another process changed the path too."""
 

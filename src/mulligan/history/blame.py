@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mulligan.files.diff import match_blocks, split_lines
 from mulligan.history.cause import MergedCopy
@@ -83,7 +83,7 @@ class _Version:
                     origins[block.b_start + step] = self.origins[block.a_start + step]
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _File:
     """The recorded changes of one place that are not read yet, and the newest versions that are."""
 
@@ -91,7 +91,7 @@ class _File:
     versions: list[_Version] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _History:
     """The recorded versions of files. Each change is read once, and only when it is needed."""
 

@@ -15,10 +15,9 @@ process, so that another process can remove what a dead one left unfinished.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias, get_args
 
@@ -39,7 +38,7 @@ from mulligan.history.undo import MayWrite, UndoResult, check_moves
 from mulligan.history.undo_log import Intent
 from mulligan.session.lifecycle import DELETED, check_continuable, fork_in, fresh_id, set_facts_in
 from mulligan.session.roots import ANCHOR, SANDBOXED_ROOTS, SandboxedRootRow, anchor_in
-from mulligan.session.state.slice_store import copy_slices_in
+from mulligan.session.state.slice_rows import copy_slices_in
 from mulligan.session.subscribers import CLOSED_EVENT
 from mulligan.session.tables import session_journal
 from mulligan.session.transcript_log import event_body
@@ -280,7 +279,7 @@ def branch_of(open_root: OpenRoot, session: str) -> BranchRow:
     return row
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class CopyMerge:
     """Merges a copy into its original, path by path, as a call of `session`. `manifest`: how the copy began."""
 
@@ -612,9 +611,14 @@ def _end_copy(open_root: OpenRoot, row: SandboxedRootRow, status: str) -> None:
 def _new_copy_path(open_root: OpenRoot, kind: str) -> bytes:
     """A folder that does not exist yet: beside the store, or in the temporary folder if the store is in memory."""
     home, ledger = open_root.ledger.store.directory, open_root.ledger
-    folder = os.path.join(home, kind) if home is not None else tempfile.mkdtemp(prefix=f"mulligan-{kind}-")
-    if home is not None and os.path.isdir(folder):
-        _remove_unfinished(open_root, folder)
+    if home is None:
+        import tempfile
+
+        folder = tempfile.mkdtemp(prefix=f"mulligan-{kind}-")
+    else:
+        folder = os.path.join(home, kind)
+        if os.path.isdir(folder):
+            _remove_unfinished(open_root, folder)
     return os.fsencode(os.path.join(folder, f"{ledger.store.owner()}-{ledger.ids.new()}"))
 
 

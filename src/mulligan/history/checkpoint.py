@@ -30,7 +30,7 @@ from mulligan.session.state.session import (
     parsed,
     snapshot_json_errors,
 )
-from mulligan.session.state.slice_store import CHANGED, CHECKPOINTS, RECORDED, CheckpointRow
+from mulligan.session.state.slice_rows import CHANGED, CHECKPOINTS, RECORDED, CheckpointRow
 from mulligan.session.state.slices import Items, SlicePolicy, ToolResult
 from mulligan.session.state.types import TYPES
 from mulligan.session.subscribers import CollectErrors
@@ -133,7 +133,7 @@ def _metadata(body: Mapping[str, Any]) -> SnapshotMetadata:
     return metadata
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class ExecutionState:
     """Everything that can change during an evaluation."""
 
@@ -303,7 +303,7 @@ class CheckpointArchive(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class CheckpointStore:
     """Lists the newest hundred checkpoints and holds them in memory; gets older ones from the archive, if it has one.
 
@@ -516,7 +516,7 @@ def slices_at(tx: Tx, session: SessionId, positions: Iterable[int]) -> dict[int,
     return found | {position: fold.slices() for position in waiting}
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _SliceFold:
     """Items of each slice by place, and policies, both by the name of the slice's type."""
 

@@ -11,7 +11,6 @@ ways. It would go on to shrink a conflict to the lines that really differ, which
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
 from mulligan.files.diff import Edit, edits, looks_binary, split_lines
@@ -91,7 +90,7 @@ def _three_way(base: T, ours: T, theirs: T) -> T | None:
     return theirs if ours == base else None
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _Region:
     """Base lines `lo:hi` with the changes of each side in them. Around them neither side changed anything."""
 

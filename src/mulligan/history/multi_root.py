@@ -14,7 +14,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime
 
 from mulligan.files.disk import Image
@@ -223,7 +223,7 @@ def combined_plan(plans: Sequence[RestorePlan], unknown: Sequence[Outcome] = ())
     )
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class CurrentTree:
     """The present files of a root, for a planner.
 

@@ -14,13 +14,14 @@ import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeVar
 
 from mulligan.files.disk import Disk, Image
 from mulligan.files.replace import is_unlike_ours
 from mulligan.values.entries import DirEntry, FileEntry
 from mulligan.values.errors import Refused
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import RepoPath, ancestors_of, join, parent_of, path_bytes, to_wire
 
 T = TypeVar("T")
@@ -98,7 +99,7 @@ def _set_mode(disk: Disk, path: RepoPath, now: int, mode: int) -> None:
             disk.set_metadata(spot, replace(entry, mode=mode))
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class LostMetadata:
     """Owners, access lists and hard links of the files of one call, as they were before it."""
 

@@ -8,7 +8,7 @@ above it are created again, and the caller learns whose work it replaces.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 from mulligan.files.git import have_same_entries
@@ -127,7 +127,7 @@ def _plain_directory(_: RepoPath) -> Entry:
     return DirEntry(0o755)
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Planner:
     """Undoes layers of changes on a virtual tree, newest first.
 

@@ -23,7 +23,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, Protocol
 
 from mulligan.files.disk import DRAFT_PREFIX, HostDisk, Image
@@ -70,7 +70,7 @@ class OpenedRoot(Protocol):
 _Item = tuple[DeadProcessOriginals, Original]
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _Path:
     """One path with its moved originals, newest first, and those that a process only announced."""
 

@@ -76,7 +76,7 @@ from mulligan.session.roots import (
     project_sandboxed_root,
     project_sandboxed_root_ended,
 )
-from mulligan.session.state.slice_store import (
+from mulligan.session.state.slice_rows import (
     CHANGED,
     RECORDED,
     SLICE_TABLES,

@@ -19,7 +19,7 @@ import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 from mulligan.history.abort import Trace, discard_abandoned, everything_below, put_back, rescue_note, trace_of
@@ -70,7 +70,7 @@ class RecoverableRoot(ReadableRoot, Protocol):
     def at(self, root: str) -> RecoverableRoot: ...
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Recovered:
     """One dead call that was ended: the restored paths, and the paths that stay because another process changed them.
 
@@ -246,7 +246,7 @@ def closed_mark(started_ns: int) -> bytes:
     return b"closed %d" % started_ns
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _DeadWindow:
     """What a command changed in the window of a dead call: paths to restore, and notes for the paths that stay."""
 

@@ -42,7 +42,7 @@ from mulligan.session.lifecycle import (
     turn_bounds,
     without_turn,
 )
-from mulligan.session.state.slice_store import JournalRange, has_changes_outside_calls, has_state
+from mulligan.session.state.slice_rows import JournalRange, has_changes_outside_calls, has_state
 from mulligan.session.tables import (
     SESSIONS,
     WINDOWS,

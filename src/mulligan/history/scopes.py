@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mulligan.files.disk import Image
 from mulligan.files.replace import TargetEntry, creation_mode
@@ -142,7 +142,7 @@ def restore_scope(
     return Restored(there, done, (*plan.skipped.items(), *unknown.items()), external, call.id)
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _ScopePlan:
     """The moves from what is there now to what was captured, and the paths that stay, each with the reason."""
 

@@ -85,7 +85,7 @@ from mulligan.history.rewind import (
 )
 from mulligan.history.tables import CALLS, CHANGES, REDO, ROOTS, WSEQ_END, CallRow, ChangeRow, change_from_row
 from mulligan.history.undo_log import Intent
-from mulligan.session.state.slice_store import JournalRange, changes_slices, plan_slice_undo, undo_slices_in
+from mulligan.session.state.slice_rows import JournalRange, changes_slices, plan_slice_undo, undo_slices_in
 from mulligan.store.protocol import Tx
 from mulligan.values.digest import digest_of
 from mulligan.values.entries import Change, DirEntry, FileEntry, same_state, whole

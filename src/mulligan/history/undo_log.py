@@ -91,7 +91,7 @@ _VOID = Block()
 """The block of changes whose rollback failed; every later rollback tries them again."""
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Touched:
     """A path that this call has changed: its entry before the call, and the last one that the call knows.
 
@@ -125,7 +125,7 @@ class Touched:
             self.origin = None
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class LoggedChange:
     """One change of a path; `was` is what the path held before."""
 
@@ -147,7 +147,7 @@ class Undoing:
     rest: list[LoggedChange]
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class ChangeLog:
     _all: list[LoggedChange] = field(default_factory=list)
 
@@ -210,7 +210,7 @@ class Intent:
     """the plan decides of which file the path becomes a name; else it stays a name of the present file"""
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class IntentStep:
     """An intent with the image that it was planned on."""
 
@@ -239,7 +239,7 @@ def as_it_is(image: Image) -> TargetEntry:
     return TargetEntry(image.entry, image.any_content)
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Account:
     """What the record of a call says besides files."""
 
@@ -523,7 +523,7 @@ def _gap(path: RepoPath, reason: str) -> dict[str, str]:
     return {"path": to_wire(path), "reason": reason}
 
 
-@dataclass(slots=True, eq=False)
+@fast_dataclass(slots=True, eq=False)
 class Savepoint(Block):
     """A block of an open call and its parts that is rolled back if it raises. The call goes on."""
 

@@ -20,7 +20,6 @@ import tempfile
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -241,7 +240,7 @@ _SCALAR = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null")
 _DEPTH_MAX = 200
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Node:
     """A JSON value and its position. `items` are those of an object or array; an object's items have keys."""
 
@@ -256,7 +255,7 @@ class Node:
         return found[-1] if found and isinstance(self.value, dict) else None
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Item:
     """A member of an object or an item of an array; `comma` is the position after its comma."""
 

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Literal, get_args
 
 from mulligan.session.lifecycle import checked_count
@@ -140,7 +140,7 @@ def split_at(messages: Sequence[Message], keep_last: int) -> int:
     return earlier[-1] if earlier else (later[0] if later else 0)
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _Compaction:
     all: Sequence[Message]
     options: Options

@@ -41,6 +41,7 @@ from mulligan.session.transcript_log import Archive, append_message_in, pack_mes
 from mulligan.store.blobs import BlobVanishedError
 from mulligan.values.canonical import decode, encode
 from mulligan.values.errors import MulliganError, fault
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId, parse_user_id
 from mulligan.values.limits import GIB_BYTES
 
@@ -56,7 +57,7 @@ class UnreadableFileError(Exception):
     """The file is not a transcript. The message names the line for a person, and never shows its content."""
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class ImportedTranscript:
     """What a reader found in a file: the messages in order, and their origin."""
 

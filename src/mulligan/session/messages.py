@@ -132,7 +132,7 @@ def sound_cuts(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     return [place for place in range(len(messages) + 1) if place not in blocked]
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Pairs:
     """Which result answers which call. `answers` has, for each message with calls, one (message, result) or None per
     call; `orphans` has results without a call."""

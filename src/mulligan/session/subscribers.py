@@ -15,7 +15,6 @@ nothing for them.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -47,7 +46,11 @@ active = _active.block
 
 Listener = Callable[[Any], object]
 
-_log = logging.getLogger("mulligan.events")
+
+def _warn(text: str, *subjects: object, error: BaseException) -> None:
+    import logging  # Only for a warning, because every start of the program would pay for it.
+
+    logging.getLogger("mulligan.events").warning(text, *subjects, exc_info=error)
 
 
 class CollectErrors:
@@ -130,7 +133,7 @@ def publish_quietly(bus: EventBus, event: object) -> None:
     with CollectErrors(errors):
         errors += bus.publish(event).errors
     for error in errors:
-        _log.warning("A listener failed on %s", type(event).__name__, exc_info=error)
+        _warn("A listener failed on %s", type(event).__name__, error=error)
 
 
 _CUTS = frozenset({"reset", "trim", "truncate"})
@@ -231,7 +234,7 @@ class Subscription:
             self.callback(event)
         for error in errors:
             self.error = error
-            _log.warning("A subscriber of session %s failed on %s", self.session, event["kind"], exc_info=error)
+            _warn("A subscriber of session %s failed on %s", self.session, event["kind"], error=error)
 
     def _page(self) -> list[tuple[int, list[Event]]]:
         """The next records after the position, each with its events; some records have none."""

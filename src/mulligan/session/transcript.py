@@ -43,7 +43,7 @@ from mulligan.session.lifecycle import (
     set_facts_in,
 )
 from mulligan.session.messages import Prompt, Shape, for_model
-from mulligan.session.state.slice_store import copy_slices_in
+from mulligan.session.state.slice_rows import copy_slices_in
 from mulligan.session.subscribers import CLOSED_EVENT, Callback, Subscription, active, hub_of
 from mulligan.session.tables import (
     CLIENTS,

@@ -11,7 +11,7 @@ Functions that end in `_in` run in the caller's transaction. None of them checks
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from mulligan.session.tables import (
@@ -51,7 +51,7 @@ _PAGE = 1_000
 _END = 2**62
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Archive:
     """The store as sessions see it. Thread-safe, like the store."""
 

@@ -116,7 +116,7 @@ def chain_hash(prev: str, body: bytes) -> bytes:
     return sha256(prev.encode("ascii") + b"\n" + body).digest()
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Journal:
     """Appends records and folds them into the projections, in the caller's transaction."""
 

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import apsw
 
+from mulligan.values import VERSION
 from mulligan.values.errors import MulliganError, fault
 
 Step: TypeAlias = Callable[[apsw.Connection], None]
@@ -69,7 +70,7 @@ def newer_store(connection: apsw.Connection, found: int) -> MulliganError:
         rows = []
     newer = f"Mulligan {rows[0][0]}" if rows else "A newer Mulligan"
     words = (
-        f"{newer} has migrated this store to format {found}; this process runs Mulligan {program_version()}, which "
+        f"{newer} has migrated this store to format {found}; this process runs Mulligan {VERSION}, which "
         f"reads formats up to {SCHEMA_VERSION}. Restart {program_name()} (process {os.getpid()}) with the newer one."
     )
     return fault("store_newer", words, format=found, pid=os.getpid())
@@ -77,18 +78,7 @@ def newer_store(connection: apsw.Connection, found: int) -> MulliganError:
 
 def note_version(connection: apsw.Connection) -> None:
     """Record which version made this format, for the error that older processes show."""
-    connection.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (WRITTEN_BY, program_version()))
-
-
-def program_version() -> str:
-    """The installed version; sources that were never installed have none."""
-    # Imported here, because it takes as long as opening a store.
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("mulligan")
-    except PackageNotFoundError:
-        return "from its sources"
+    connection.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (WRITTEN_BY, VERSION))
 
 
 def program_name() -> str:

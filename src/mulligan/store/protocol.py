@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
@@ -51,15 +51,20 @@ class Table(Generic[R]):
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        return tuple(field.name for field in fields(self.row))  # type: ignore[arg-type]  # rows are dataclasses
+        return tuple(self._hints)
 
     @cached_property
     def column_types(self) -> dict[str, str]:
         """Column name to `str`, `int` or `bytes`, as annotated, with `| None` removed."""
-        return {f.name: str(f.type).replace(" | None", "") for f in fields(self.row)}  # type: ignore[arg-type]
+        return {name: hint.replace(" | None", "") for name, hint in self._hints.items()}
 
     def is_nullable(self, column: str) -> bool:
-        return any(f.name == column and "None" in str(f.type) for f in fields(self.row))  # type: ignore[arg-type]
+        return "None" in self._hints.get(column, "")
+
+    @property
+    def _hints(self) -> dict[str, str]:
+        # Not `fields`, which makes the methods of a dataclass: most runs of the program use few of the tables.
+        return self.row.__annotations__
 
     @cached_property
     def values_of(self) -> Callable[[R], tuple[Value, ...]]:

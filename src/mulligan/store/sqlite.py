@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, lru_cache, partial
 from glob import escape, glob
 from itertools import starmap
@@ -69,6 +69,7 @@ from mulligan.store.sqlite_file import (
 from mulligan.values.clock import Clock, SystemClock, monotonic_s, timestamp
 from mulligan.values.digest import Digest
 from mulligan.values.errors import MulliganError, fault, fault_of_os_error
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import OwnerId
 from mulligan.values.limits import MIB_BYTES
 from mulligan.values.scoped_var import Holder, block_exit
@@ -669,7 +670,7 @@ class SqliteStore:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
 
-@dataclass(slots=True, eq=False)
+@fast_dataclass(slots=True, eq=False)
 class _SqliteTx:
     """One transaction, which begins and ends with its `with` block. One cursor runs all its statements.
 
@@ -819,7 +820,7 @@ class _SqliteTx:
         return fault_of_sqlite(error, "Reading the store")
 
 
-@dataclass(slots=True, eq=False)
+@fast_dataclass(slots=True, eq=False)
 class _SqliteWrite(_SqliteTx):
     """A transaction that may write. `block_exit` shows waiting writers whether an interrupt ended its block early."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import sha256
 from itertools import islice
 from operator import attrgetter
@@ -111,7 +111,7 @@ def _no_progress(what: str, done: int, total: int) -> None:
     return None
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _Check:
     """One read transaction on the store, and what the steps have found in it so far."""
 

@@ -14,11 +14,12 @@ import itertools
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypeAlias
 
 import apsw
 
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import RepoPath
 
 Act: TypeAlias = Callable[[str, RepoPath], None]
@@ -28,7 +29,7 @@ class Crash(BaseException):
     """The process ended here. Mulligan catches it nowhere, so no clean-up code runs."""
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _Rule:
     """Fires at the `at`-th step with this name, or with any name; with `lasting`, also at every later one."""
 
@@ -108,7 +109,7 @@ reported. `lost`: nothing is written and success reported."""
 _serial = itertools.count(1)
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _Fault:
     injury: Injury
     at: int
@@ -121,7 +122,7 @@ class _Fault:
         return position >= self.at if self.lasting else position == self.at
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _UnsyncedWrites:
     """How to set one file back to its last sync."""
 

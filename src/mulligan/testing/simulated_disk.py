@@ -13,7 +13,7 @@ import errno
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import count
 from random import Random
 from typing import Literal
@@ -27,6 +27,7 @@ from mulligan.testing.builders import Dir, File, Link, Sketch, Tree, as_tree
 from mulligan.values.digest import digest_of
 from mulligan.values.entries import Content, DirEntry, FileEntry, KeepLarge, SymlinkEntry, Xattrs, whole
 from mulligan.values.errors import Refused
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import ROOT, RepoPath, path_bytes, path_from_bytes
 
 NodeKind = Literal["file", "link", "dir", "special"]
@@ -40,7 +41,7 @@ def os_error(number: int, name: bytes | str = b"") -> OSError:
     return OSError(number, os.strerror(number), os.fsdecode(name))
 
 
-@dataclass(slots=True, eq=False)
+@fast_dataclass(slots=True, eq=False)
 class Inode:
     """A file, link or directory. `synced` and `states` are the versions that a power cut may leave."""
 

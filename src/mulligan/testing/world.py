@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime, timedelta
 from random import Random
 from types import TracebackType
@@ -82,7 +82,7 @@ class Stuck(Exception):
     """Every remaining actor waits for a condition that cannot become true."""
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Scheduler:
     """Runs actors one step at a time, in a random order. `trace` lists the actors in the order of their steps."""
 
@@ -106,7 +106,7 @@ class Scheduler:
                 after_each()
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class World:
     """Time, ids, randomness and scheduling for a test, all from one seed."""
 

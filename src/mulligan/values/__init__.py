@@ -3,3 +3,6 @@
 `paths.RepoPath` is a path below a root, `entries.Entry` is what a path holds, `errors.MulliganError` is the base of all
 exceptions and `errors.FAMILY_OF` the table of their codes. Pure: no input, no output. Read `entries.py` first.
 """
+
+VERSION = "0.1.0"
+"""The version of this program and of its package. Reading it from the installed package takes longer than a verb."""

@@ -1,14 +1,15 @@
-"""A decorator for values: frozen dataclasses that are cheap to define and to create.
+"""A decorator for dataclasses that are cheap to define and to create.
 
-`dataclass` compiles six methods for each frozen class, which took half of the start-up time of a command. Creating a
-frozen object takes five times as long as creating another one, which took a tenth of the time of a call.
+`dataclass` compiles up to six methods for each class, which took half of the start-up time of a command, and a command
+uses few of its classes. So a class gets its methods when somebody first asks for one. Creating a frozen object takes
+five times as long as creating another one, which took a tenth of the time of a call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 T = TypeVar("T")
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 else:
     from dataclasses import dataclass, fields
 
-    def fast_dataclass(*, slots: bool, frozen: bool, order: bool = False) -> Callable[[type[T]], type[T]]:
+    def fast_dataclass(
+        *, slots: Literal[True], frozen: bool = False, order: bool = False, eq: bool = True
+    ) -> Callable[[type[T]], type[T]]:
         """`@fast_dataclass(slots=True, frozen=True)` makes a dataclass that only the type checker keeps frozen.
 
         At run time it compares, hashes and prints like a frozen one.
@@ -28,18 +31,64 @@ else:
         def decorate(cls: type[T]) -> type[T]:
             # Without a docstring, `dataclass` would compute one from the signature, which costs two methods.
             cls.__doc__ = cls.__doc__ or cls.__name__
-            made = dataclass(slots=slots, eq=False, repr=False)(cls)
-            values = values_getter([field.name for field in fields(made) if field.compare])
+            return _Methods(cls, eq, frozen).with_slots()
+
+        return decorate
+
+    class _Methods:
+        """What `dataclass` makes for a class. When somebody reads one of them, the class gets all.
+
+        Two threads may do that at the same time, and without a lock: a process may fork in the middle.
+        """
+
+        def __init__(self, cls: type, eq: bool, frozen: bool) -> None:
+            self.cls = cls
+            names = {"__init__", "__repr__", "__match_args__", "__dataclass_fields__", "__dataclass_params__"}
+            self.names = names - vars(cls).keys() | ({"__eq__"} if eq else set()) | ({"__hash__"} if frozen else set())
+            self.unhashable = eq and not frozen
+
+        def with_slots(self) -> type:
+            """The class again, with slots for its fields: a class cannot get slots later."""
+            cls = self.cls
+            hints = vars(cls).get("__annotations__", {})
+            own = [name for name, hint in hints.items() if not hint.startswith("ClassVar")]
+            taken = {name for base in cls.__mro__[1:] for name in vars(base).get("__slots__", ())}
+            body = _body(cls)
+            for name in own:
+                body.pop(name, None)
+            body |= {name: _Later(self, name) for name in self.names}
+            body["__slots__"] = tuple(name for name in own if name not in taken)
+            if self.unhashable:
+                body["__hash__"] = None
+            self.made = type(cls)(cls.__name__, cls.__bases__, body)
+            self.made.__qualname__ = cls.__qualname__
+            return self.made
+
+        def make(self) -> None:
+            cls = self.cls
+            full = dataclass(eq=False, repr=False)(type(cls)(cls.__name__, cls.__bases__, _body(cls)))
+            values = values_getter([field.name for field in fields(full) if field.compare])
 
             def __eq__(self: T, other: object) -> bool:
                 return values(self) == values(other) if type(other) is type(self) else NotImplemented
 
-            made.__eq__ = __eq__
-            made.__hash__ = (lambda self: hash(values(self))) if frozen else None
-            made.__repr__ = _shown
-            return made
+            own = {"__eq__": __eq__, "__hash__": lambda self: hash(values(self)), "__repr__": _shown}
+            for name in self.names:
+                setattr(self.made, name, own.get(name) or vars(full)[name])
 
-        return decorate
+    def _body(cls: type) -> dict[str, Any]:
+        return {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+
+    class _Later:
+        """Stands for an attribute of a dataclass that is not made yet."""
+
+        def __init__(self, methods: _Methods, name: str) -> None:
+            self.methods, self.name = methods, name
+
+        def __get__(self, instance: object, owner: type) -> Any:
+            self.methods.make()
+            found = vars(self.methods.made)[self.name]
+            return found.__get__(instance, owner) if hasattr(found, "__get__") else found
 
     def _shown(self: Any) -> str:
         values = [f"{field.name}={getattr(self, field.name)!r}" for field in fields(self) if field.repr]

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar, Token
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from types import MethodType, TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from weakref import ref
 
 from mulligan.values.errors import CallNotOpenError
+from mulligan.values.fast_dataclass import fast_dataclass
 
 T = TypeVar("T")
 B = TypeVar("B")
@@ -103,7 +104,7 @@ def forget_ended_blocks() -> None:
             one.around()
 
 
-@dataclass(slots=True, eq=False)
+@fast_dataclass(slots=True, eq=False)
 class ScopedBlock(Generic[T]):
     """One block of a `ScopedVar`.
 
@@ -174,7 +175,7 @@ def _going_on(block: ScopedBlock[T] | None) -> ScopedBlock[T] | None:
     return block
 
 
-@dataclass(slots=True, eq=False)
+@fast_dataclass(slots=True, eq=False)
 class CallScope:
     """One call, as the code inside it sees it: the call is open or has ended, and then it may have failed.
 

@@ -14,7 +14,7 @@ from mulligan import ExecutionStateError, Plan, SlicePolicy, Snapshot, ToolInvok
 from mulligan.effects.session import DurableSession
 from mulligan.history.projection import SCHEMA
 from mulligan.session.state import slice_store
-from mulligan.session.state.slice_store import SLICES, item_rows
+from mulligan.session.state.slice_rows import SLICES, item_rows
 from mulligan.store.verify import verify
 from mulligan.values.canonical import decode
 from mulligan.values.ids import SessionId

@@ -20,7 +20,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, Literal
@@ -517,7 +517,7 @@ def parse_message(data: bytes) -> Message | None:
         return None
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class QueuedEvent:
     """One event in the queue of its recorder."""
 

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from weakref import WeakKeyDictionary
 
 from mulligan.boundary.capability import Capability, FsOp
@@ -108,7 +108,7 @@ def parse_path(text: str) -> RepoPath:
         raise SnapshotToolError("INVALID_ARGUMENT", error.message) from None
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class ToolRequest:
     """One request of a session, whose boundary allows the operation `op`."""
 

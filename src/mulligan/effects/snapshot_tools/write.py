@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from mulligan.boundary.verdict import Boundary
@@ -40,6 +40,7 @@ from mulligan.history.undo_log import Intent, Plan
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, SymlinkEntry
 from mulligan.values.errors import MulliganError, Refused
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import ROOT, RepoPath, to_wire
 
 Body = dict[str, Any]
@@ -117,7 +118,7 @@ def acted(
     return before if not own else request.context.leases.renew(lease, before, own)
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class LeasedChanges:
     """Changes paths for an effect. It refuses a path that has changed since the holder of the lease read it."""
 
@@ -279,7 +280,7 @@ def _apply_to_tree(request: ToolRequest, patches: Sequence[FilePatch], asked: mo
     return until_dirty(lease, state.fingerprint, report)
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _Staging:
     """Stages a patch on the live files that it names, as they were when they were first read."""
 

@@ -34,7 +34,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Literal, NoReturn, TypeAlias, cast
 
@@ -423,7 +423,7 @@ def _body(lines: list[str]) -> list[str]:
     return lines[1:-1]
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _Section:
     """The lines of one operation, each with its number in the patch."""
 
@@ -497,7 +497,7 @@ def _move_to(number: int, line: str) -> str | None:
 _PARSERS: dict[str, Callable[[_Section], Operation]] = {"Add": _add, "Delete": _delete, "Update": _update}
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _Draft:
     """A hunk while the parser reads its lines."""
 
@@ -605,7 +605,7 @@ def _resolved(text: str, path_of: Callable[[str], RepoPath]) -> RepoPath:
     return path
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _StagedFiles:
     """The files after the operations so far. `_homes` has the path of each file before; None for a new file."""
 

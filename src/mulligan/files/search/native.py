@@ -17,7 +17,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain, islice
 from typing import Any, Protocol
 
@@ -72,7 +72,7 @@ class SearchJob:
         return left
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Selection:
     """The files to search, in order: those of a walk that `wants` accepts, or a list."""
 
@@ -312,7 +312,7 @@ def search(job: SearchJob, paths: Iterable[RepoPath]) -> list[Line]:
     return _FileSearch(job, finder, block_bytes).among(paths)
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _FileSearch:
     job: SearchJob
     finder: Finder

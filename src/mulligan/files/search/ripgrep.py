@@ -26,7 +26,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import islice
 from types import TracebackType
 from typing import NamedTuple
@@ -48,6 +48,7 @@ from mulligan.files.tree.ignore import IgnoreRules, read_sources
 from mulligan.files.tree.walk import MARKS, Walk, WalkPlan
 from mulligan.values.clock import monotonic_s
 from mulligan.values.errors import Refused, fault
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import BINARY_PROBE_BYTES, KIB_BYTES, MIB_BYTES, WHOLE_MAX_BYTES
 from mulligan.values.paths import ROOT, RepoPath, join, name_of, parent_of, path_bytes
 
@@ -70,7 +71,7 @@ class Hit(NamedTuple):
     text: bytes
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Hits:
     """The matches by path from the root.
 
@@ -265,7 +266,7 @@ def search(job: SearchJob, selection: Selection, program: str, walk: Walk | None
     return _Search(job, program).run(selection, walk)
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _Ahead:
     """A ripgrep that walks by itself, and the number of ignored directories that were known when it started."""
 
@@ -289,7 +290,7 @@ class _Ahead:
         return None
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _Search:
     job: SearchJob
     program: str

@@ -16,7 +16,7 @@ from __future__ import annotations
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 
 from mulligan.files.resolve import Root
@@ -28,6 +28,7 @@ from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.store.protocol import Store
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import Clock, parse_timestamp, timestamp
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import IdSource
 from mulligan.values.paths import RepoPath, name_of, path_bytes, path_from_bytes
 
@@ -55,7 +56,7 @@ class StaleLeaseError(Exception):
         self.expired = expired
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Lease:
     """A lease in memory, as of `row.version`. `verified`: the epoch in which it was last found valid."""
 

@@ -16,12 +16,11 @@ The tables of leases are here too, because opening a store needs them, but not t
 from __future__ import annotations
 
 import io
-import tarfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mulligan.files.snapshot.fingerprint import Fingerprint
 from mulligan.store.journal import Record
@@ -30,6 +29,9 @@ from mulligan.values.canonical import encode
 from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, from_wire, is_below, parent_of, path_bytes, to_wire
+
+if TYPE_CHECKING:
+    from tarfile import TarFile, TarInfo
 
 CapturedKind = Literal["file", "symlink"]
 
@@ -185,30 +187,33 @@ def changes_between(before: Manifest, after: Manifest) -> list[tuple[RepoPath, S
 
 LINK_MODE = 0o777
 _EXECUTABLE = 0o100
+_LINK_TYPE, _DIRECTORY_TYPE = b"2", b"5"
+"""The types of entries in a tar archive, as POSIX numbers them."""
 
 
 def tar_of(manifest: Manifest, read: Callable[[Digest], bytes]) -> bytes:
     """A tar archive in path order, with times 0, owner 0, and modes 0644 or 0755; empty directories and links keep
     their type.
     """
+    import tarfile  # Few programs export a snapshot.
+
     made = io.BytesIO()
     rows: list[tuple[bytes, CapturedFile | None]] = [(path_bytes(one.path), one) for one in manifest.entries]
     rows += [(path_bytes(path), None) for path, _ in manifest.empty_dirs]
     with tarfile.open(fileobj=made, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as archive:
         for name, entry in sorted(rows, key=lambda row: row[0]):
-            _add(archive, name.decode("utf-8", "surrogateescape"), entry, read)
+            _add(archive, tarfile.TarInfo(name.decode("utf-8", "surrogateescape")), entry, read)
     return made.getvalue()
 
 
-def _add(archive: tarfile.TarFile, name: str, entry: CapturedFile | None, read: Callable[[Digest], bytes]) -> None:
-    info = tarfile.TarInfo(name)
+def _add(archive: TarFile, info: TarInfo, entry: CapturedFile | None, read: Callable[[Digest], bytes]) -> None:
     if entry is None:
-        info.type, info.mode = tarfile.DIRTYPE, 0o755
+        info.type, info.mode = _DIRECTORY_TYPE, 0o755
         archive.addfile(info)
         return
     data = read(entry.blob)
     if entry.kind == "symlink":
-        info.type, info.mode, info.linkname = tarfile.SYMTYPE, LINK_MODE, data.decode("utf-8", "surrogateescape")
+        info.type, info.mode, info.linkname = _LINK_TYPE, LINK_MODE, data.decode("utf-8", "surrogateescape")
         archive.addfile(info)
         return
     info.mode = 0o755 if entry.mode & _EXECUTABLE else 0o644

@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType, TracebackType
 from typing import Protocol
 
@@ -130,7 +130,7 @@ class WalkPlan:
     include_ignored: bool = False
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class _Frame:
     """A directory being walked: its path with a slash, its descriptor, its rules and the entries still to come."""
 
@@ -144,7 +144,7 @@ class _Frame:
     rest: Iterator[str] = _NO_ENTRIES
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Walk:
     """A walk, finished when `complete`. Iterating continues as far as needed; leaving `with` stops it."""
 

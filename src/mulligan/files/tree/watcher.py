@@ -20,7 +20,7 @@ import os
 import struct
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from threading import Lock
 from typing import NamedTuple
 
@@ -77,7 +77,7 @@ def read_events(fd: int) -> Iterator[InotifyEvent]:
 _Name = tuple[str, str]
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Changes:
     """The reported changes, each with the number of the query that read it.
 

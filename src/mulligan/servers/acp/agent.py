@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from mulligan.effects.session import DurableSession
@@ -166,7 +166,7 @@ class RunPrompt(Protocol):
     ) -> str: ...
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class AgentSession:
     """A session that this client has open."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from mulligan.effects.session import DurableSession
@@ -194,7 +194,7 @@ class RecordedFolder:
         self.tree.mark_published()
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class RecordedCall:
     """A tool call that the agent has announced. `call` is Mulligan's call for it, once it may run."""
 
@@ -204,7 +204,7 @@ class RecordedCall:
     notes: list[Note] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class ProxiedSession:
     session: DurableSession
     files: RecordedFolder

@@ -19,6 +19,7 @@ from http.cookies import CookieError, SimpleCookie
 from mulligan.servers.auth import KEY_PRINCIPAL, Role, StaticKeys, role_of
 from mulligan.session.tokens import Tokens, random_token
 from mulligan.values.clock import Clock, monotonic_s
+from mulligan.values.fast_dataclass import fast_dataclass
 
 BROWSER_PRINCIPAL = "browser"
 CODE_LIFE_S = 300.0
@@ -37,7 +38,7 @@ class AuthenticatedClient:
     csrf: str | None = None
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Access:
     """Judges the headers of a request. For worker threads: it reads the store."""
 

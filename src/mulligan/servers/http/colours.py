@@ -12,11 +12,11 @@ import select
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import monotonic_s
+from mulligan.values.fast_dataclass import fast_dataclass
 
 LINES_MAX = 2_000
 TEXT_MAX_BYTES = 400_000
@@ -27,7 +27,7 @@ Spans = list[list[Any]]
 """Of one line: start, end and class of each coloured part, in characters."""
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class ColourBudget:
     """What is left of the lines and of the time that one request may take for colours."""
 

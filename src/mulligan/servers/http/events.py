@@ -26,6 +26,7 @@ from mulligan.store.journal import HEADS, RECORDS, STORE_HEAD, RecordRow, parse_
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import encode
 from mulligan.values.clock import monotonic_s
+from mulligan.values.fast_dataclass import fast_dataclass
 
 POLL_S = 0.05
 SEND_EVERY_S = 0.1
@@ -94,7 +95,7 @@ class TooManyStreams(Exception):
     """The server, or one token, has as many streams as it may have."""
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class EventReader:
     """Reads the journals once for all clients. `start` begins a thread; `close` ends it."""
 

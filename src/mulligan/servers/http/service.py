@@ -17,6 +17,7 @@ from mulligan.servers.http.events import EventReader
 from mulligan.servers.http.roots import ServedRoots
 from mulligan.session.transcript_log import Archive
 from mulligan.values.errors import fault
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import RepoPath, from_wire
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ class Cache(Generic[T]):
                 self._known.popitem(last=False)
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Service:
     """An open store, served. `try_demo` makes a small project with a history and answers with the id of its root."""
 

@@ -13,7 +13,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from mulligan.values.canonical import encode
@@ -287,7 +287,7 @@ class RequestCancelledError(Exception):
     """The client cancelled the request before it had changed anything; it gets no answer."""
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Running:
     """A request in progress. Cancelling it after its call has committed does nothing."""
 

@@ -12,6 +12,7 @@ from mulligan.effects.snapshot_tools.store import CODES
 from mulligan.effects.snapshot_tools.tools import TOOLS, SnapshotTool
 from mulligan.servers.mcp.dispatch import HISTORY, HistoryTool
 from mulligan.servers.mcp.protocol import FILE, PROFILES
+from mulligan.values import VERSION
 from mulligan.values.canonical import encode
 
 Schema = dict[str, Any]
@@ -171,9 +172,7 @@ def _input_of(params: type[Params]) -> Schema:
 
 def whole() -> Schema:
     """The content of `tools.json`."""
-    from importlib.metadata import version
-
-    return {"server": {"name": "mulligan", "title": "Mulligan", "version": version("mulligan")}, "tools": table()}
+    return {"server": {"name": "mulligan", "title": "Mulligan", "version": VERSION}, "tools": table()}
 
 
 def main() -> None:

@@ -56,6 +56,7 @@ from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import parse_timestamp
 from mulligan.values.digest import Digest, digest_of, raw_digest
 from mulligan.values.errors import MulliganError, fault
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId
 from mulligan.values.limits import MIB_BYTES
 
@@ -247,7 +248,7 @@ class ExportOptions:
     place: str = ""
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class SessionContent:
     """A session as read from the store. `origin`: the bundle it was imported from, without transcript and bodies."""
 

@@ -33,6 +33,7 @@ from typing import Any, TypeAlias
 from mulligan.session.bundle.secret_kinds import BLOCKING_KINDS, SECRET_KINDS, START, SecretKind, looks_random, span_of
 from mulligan.values.canonical import decode, encode
 from mulligan.values.errors import MulliganError, fault
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import KIB_BYTES
 
 # The repeats are bounded, so that the regex does not read a long run of backslashes again from each of them.
@@ -193,7 +194,7 @@ class Redaction:
         return {"path": self.path, "class": self.kind, "action": self.action, "replacement": self.replacement}
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class Redactor:
     """One pass over documents. `entries` lists the redactions in order, each once.
 
@@ -702,7 +703,7 @@ def _keys(shape: Shape) -> set[str]:
 FORM_KEYS = frozenset(_keys(BUNDLE))
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class ReplayFilter:
     """One pass over a bundle. It notes what it withholds in the redactor's manifest."""
 

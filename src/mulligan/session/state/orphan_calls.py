@@ -8,12 +8,11 @@ The next call, and `close()`, first abort the listed calls whose block is gone.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Iterable
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
 from mulligan.session.subscribers import CollectErrors
@@ -21,7 +20,9 @@ from mulligan.store.fork_locks import fork_safe_lock, release_interrupted_locks
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.scoped_var import forget_ended_blocks, holder_of
 
-_log = logging.getLogger("mulligan.calls")
+if TYPE_CHECKING:
+    from logging import Logger
+
 _BLOCK_METHODS = frozenset({"__enter__", "__exit__", "__aenter__", "__aexit__"})
 
 
@@ -99,14 +100,20 @@ def _abort(orphans: Iterable[WatchedBlock]) -> None:
             name = one.ending.abort_orphan()
         one.forget()
         for error in errors:
-            _log.error("A call was interrupted and is still open; Mulligan could not abort it.", exc_info=error)
+            _log().error("A call was interrupted and is still open; Mulligan could not abort it.", exc_info=error)
         if name is not None and name not in named:
             named.add(name)
             warn_of_orphan(name)
 
 
+def _log() -> Logger:
+    import logging  # Only for a warning, because every start of the program would pay for it.
+
+    return logging.getLogger("mulligan.calls")
+
+
 def warn_of_orphan(name: str) -> None:
-    _log.warning("Call %s was interrupted and still open; Mulligan aborted it.", name)
+    _log().warning("Call %s was interrupted and still open; Mulligan aborted it.", name)
 
 
 # A forked child has a copy of the list, but the calls belong to its parent, so it must not abort them.

@@ -66,7 +66,7 @@ class Lazy(Generic[T]):
         self._made = _MISSING
 
 
-@dataclass(slots=True)
+@fast_dataclass(slots=True)
 class CreatedResources:
     """Resources that a call created, each with its first state, so that a failed call can remove them."""
 

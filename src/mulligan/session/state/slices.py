@@ -336,7 +336,7 @@ class MemoryHome:
         """Memory can hold every item."""
 
 
-@dataclass(slots=True, eq=False)
+@fast_dataclass(slots=True, eq=False)
 class PendingChanges(CallScope):
     """Changes of a call that are not published. `base`: each changed slice before the first change; `now`: after it.
 
