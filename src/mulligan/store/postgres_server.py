@@ -25,8 +25,9 @@ from psycopg.abc import Params
 from psycopg.types.numeric import Int8BinaryDumper
 
 from mulligan.store.fork_locks import fork_safe_lock
-from mulligan.store.migrations import SCHEMA_VERSION, program_version
+from mulligan.store.migrations import SCHEMA_VERSION
 from mulligan.store.protocol import Table, Value
+from mulligan.values import VERSION
 from mulligan.values.errors import MulliganError, fault
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SystemIds
@@ -432,7 +433,7 @@ def _create(link: ServerLink, schema: str, tables: Iterable[Table[Any]], version
     bodies = f'CREATE TABLE "{schema}"."{BODIES_TABLE}" ({columns})'
     for statement in (about, bodies, *create_statements(schema, tables)):
         link.raw.execute(statement)
-    row = (SystemIds().new(), version, program_version())
+    row = (SystemIds().new(), version, VERSION)
     link.raw.execute(f'INSERT INTO "{schema}"."{_ABOUT}" VALUES (%s, %s, %s)', row)
 
 
@@ -445,13 +446,13 @@ def _migrate(link: ServerLink, schema: str, about: About, *, version: int, steps
             words = f"This store has format {about.format}, which this Mulligan no longer reads."
             raise fault("store_unreadable", words, retry=False)
         step(link.raw, schema)
-    link.raw.execute(f'UPDATE "{schema}"."{_ABOUT}" SET "format" = %s, "written_by" = %s', (version, program_version()))
+    link.raw.execute(f'UPDATE "{schema}"."{_ABOUT}" SET "format" = %s, "written_by" = %s', (version, VERSION))
 
 
 def newer_store(about: About) -> MulliganError:
     words = (
         f"Mulligan {about.written_by} has migrated this store to format {about.format}; this process runs Mulligan "
-        f"{program_version()}, which reads formats up to {SCHEMA_VERSION}. Restart it with the newer one."
+        f"{VERSION}, which reads formats up to {SCHEMA_VERSION}. Restart it with the newer one."
     )
     return fault("store_newer", words, format=about.format, pid=os.getpid())
 
