@@ -164,7 +164,10 @@ def test_what_was_acknowledged_survives_kill_9(ground: Ground) -> None:
         child = ground.start("beat", f"client{round_}", 0)
         told = [line_of(child) for _ in range(5 + round_)]
         child.kill()
-        rest = child.communicate()[0]
+        assert child.stdout is not None
+        # `communicate` would leave out what `readline` has read ahead.
+        rest = child.stdout.read()
+        child.communicate()
         told += [json.loads(line) for line in rest.splitlines() if line.endswith("]")]
         with mulligan.open(ground.root, store=ground.home) as again:
             session = again.session(SESSION)

@@ -345,7 +345,9 @@ while True:
             assert child.stdout is not None
             said += [child.stdout.readline().split() for _ in range(7)]
             child.kill()
-            said += [line.split() for line in child.communicate()[0].splitlines() if line.endswith("\n") or line]
+            # `communicate` would leave out what `readline` has read ahead.
+            said += [line.split() for line in child.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+            child.communicate()
         store = SqliteStore(home, SCHEMA)
         tokens = Tokens(store, Journal(SCHEMA), clock=HandClock(datetime.fromisoformat("2026-01-01T00:00:00Z")))
         for what, token, seen in (words for words in said if len(words) == 3):
