@@ -38,12 +38,12 @@ def server(folder: Path, calls: dict[str, str]) -> Iterator[Served]:
         yield found
 
 
-def token(server: Served, *, role: str | None = None, life: timedelta = timedelta(hours=1)) -> str:
+def token(home: Path, *, role: str | None = None, life: timedelta = timedelta(hours=1)) -> str:
     """A durable token, as `mulligan token create` makes it."""
     words = ["--role", role] if role is not None else []
     seconds = str(int(life.total_seconds()))
     command = [sys.executable, "-m", "mulligan", "token", "create", "--principal", "p", "--ttl", seconds, *words]
-    done = subprocess.run(command, env=environment(server.home), check=True, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment(home), check=True, capture_output=True, text=True)
     return done.stdout.strip()
 
 
@@ -66,7 +66,7 @@ def test_without_a_good_token_there_is_nothing_to_read(server: Served, path: str
     assert httpx.get(server.base + path, headers=headers).status_code == 401
 
 
-@pytest.mark.req("D14.http.healthz_open")
+@pytest.mark.req("D14.http.healthz_open", "D14.cli.serve")
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
 def test_health_needs_no_token(server: Served, path: str) -> None:
     answer = httpx.get(server.base + path)
@@ -74,7 +74,7 @@ def test_health_needs_no_token(server: Served, path: str) -> None:
 
 
 def test_a_revoked_and_an_expired_token_open_nothing(server: Served, folder: Path, calls: dict[str, str]) -> None:
-    good = token(server)
+    good = token(server.home)
     with server.client(good) as client:
         assert client.get("/api/v1/roots").status_code == 200
         with mulligan.open(folder / "project", store=server.home) as opened:
@@ -87,9 +87,19 @@ def test_a_revoked_and_an_expired_token_open_nothing(server: Served, folder: Pat
         assert client.get("/api/v1/roots").status_code == 401
 
 
+def test_a_stream_ends_with_its_token(server: Served, folder: Path, calls: dict[str, str]) -> None:
+    good = token(server.home)
+    with server.client(good) as client, client.stream("GET", "/api/v1/events") as live:
+        assert live.status_code == 200
+        with mulligan.open(folder / "project", store=server.home) as opened:
+            opened.tokens.expire(good)
+        # The stream gets at most the comment that is due.
+        assert sum(line.startswith(":") for line, _ in zip(live.iter_lines(), range(20), strict=False)) <= 1
+
+
 def test_an_observer_reads_and_changes_nothing(server: Served, folder: Path, calls: dict[str, str]) -> None:
     before = (folder / "project" / "notes.txt").read_bytes()
-    with server.client(token(server, role="observer")) as client:
+    with server.client(token(server.home, role="observer")) as client:
         assert client.get("/api/v1/calls").status_code == 200
         assert client.get("/api/v1/me").json()["role"] == "observer"
         for path in (
@@ -106,9 +116,40 @@ def test_an_observer_reads_and_changes_nothing(server: Served, folder: Path, cal
 
 
 def test_a_token_without_a_role_is_a_controllers(server: Served, calls: dict[str, str]) -> None:
-    with server.client(token(server)) as client:
+    with server.client(token(server.home)) as client:
         answer = client.post(f"/api/v1/calls/{calls['edit']}/undo", params={"dry_run": "1"}, json={})
         assert (answer.status_code, answer.json()["dry_run"]) == (200, True)
+
+
+@pytest.mark.req("D11.serve_api_key_file")
+def test_static_keys_are_controllers_and_are_tried_before_tokens(tmp_path: Path) -> None:
+    observer = token(tmp_path / "home", role="observer")
+    (tmp_path / "keys").write_text(f"one-key-of-the-file\n{observer}\n")
+    with serving(tmp_path / "home") as server:
+        for secret in ("one-key-of-the-file", observer):
+            with server.client(secret) as client:
+                told = client.get("/api/v1/me").json()
+                assert (told["principal"], told["role"]) == ("api-key", "controller")
+
+
+@pytest.mark.parametrize("life", [None, timedelta(hours=-1), timedelta(hours=1)])
+def test_other_machines_need_a_durable_token_that_has_not_expired(tmp_path: Path, life: timedelta | None) -> None:
+    (tmp_path / "root").mkdir()
+    with mulligan.open(tmp_path / "root", store=tmp_path / "home") as opened:
+        if life is not None:
+            created = SystemClock().now() - timedelta(hours=2)
+            opened.tokens.create(principal="p", created_at=created, expires_at=SystemClock().now() + life)
+    command = [sys.executable, "-m", "mulligan", "serve", "--host", "0.0.0.0", "--port", "0"]
+    environ = environment(tmp_path / "home") | {"MULLIGAN_BACKGROUND": "off"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None and process.stderr is not None
+        if life is None or life < timedelta(0):
+            assert "mulligan token create" in process.stderr.read()
+            assert process.wait() == 2
+        else:
+            assert "/?code=" in process.stdout.readline()
+            process.terminate()
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost:1@evil.example", ""])
@@ -313,7 +354,7 @@ async def _hold_streams(server: Served, secrets: list[str], each: int) -> tuple[
 
 
 def test_the_server_has_a_limit_of_streams_too(server: Served) -> None:
-    secrets = [token(server, role="observer") for _ in range(6)]
+    secrets = [token(server.home, role="observer") for _ in range(6)]
     let_in, over, healthy = asyncio.run(_hold_streams(server, secrets, 200))
     assert (let_in, over.split(b"\r\n")[0], healthy) == (1_000, b"HTTP/1.1 503 Service Unavailable", 200)
     assert b"retry-after: 5" in over.lower()

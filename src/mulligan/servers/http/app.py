@@ -30,8 +30,10 @@ from mulligan.servers.http.routes import ROUTES, Route, openapi, values_of
 from mulligan.servers.http.service import Answer, Asked, Service
 from mulligan.servers.own_host import Asgi, Receive, Scope, Send
 from mulligan.values.canonical import encode
+from mulligan.values.clock import monotonic_s
 from mulligan.values.errors import ConflictError, ForbiddenError, InternalError, MulliganError, Refused, fault
 
+ASK_AGAIN_S = 5.0
 BODY_MAX_BYTES = 1024 * 1024
 WORKERS = 16
 _MCP = "/mcp"
@@ -168,8 +170,7 @@ class TimelineApp:
         raise Refusal(404, "path_not_found", "There is nothing at this address.")
 
     async def _visitor(self, request: Request) -> AuthenticatedClient:
-        headers = {name: request.headers[name] for name in ("authorization", "cookie") if name in request.headers}
-        found = await self._in_thread(partial(self._access.visitor, headers))
+        found = await self._in_thread(partial(self._access.visitor, _who_in(request)))
         if found is None:
             challenge = {"www-authenticate": 'Bearer realm="mulligan"'}
             raise Refusal(401, "permission_denied", "Send a token, or open the address that was printed.", **challenge)
@@ -250,6 +251,7 @@ class TimelineApp:
         if last.isascii() and last.isdigit() and len(last) <= 16:
             after = int(last)
         events, key = self._service.events, asked.visitor.key
+        headers = _who_in(request)
         try:
             events.enter(key)
         except TooManyStreams:
@@ -257,8 +259,14 @@ class TimelineApp:
             raise Refusal(503, "too_many_clients", words, **{"retry-after": "5"}) from None
 
         async def frames() -> AsyncIterator[bytes]:
+            asked_at = monotonic_s()
             try:
                 async for data in events.stream(wanted, after):
+                    if monotonic_s() - asked_at >= ASK_AGAIN_S:
+                        # The token may have expired or been revoked since. A silent stream is asked with each comment.
+                        if await self._in_thread(partial(self._access.visitor, headers)) is None:
+                            return
+                        asked_at = monotonic_s()
                     yield data
             finally:
                 events.leave(key)
@@ -369,6 +377,11 @@ async def _body_of(request: Request) -> bytes:
         if len(data) > BODY_MAX_BYTES:
             raise Refusal(413, "invalid_params", "The body is too large.")
     return bytes(data)
+
+
+def _who_in(request: Request) -> dict[str, str]:
+    """The headers that say who asks."""
+    return {name: request.headers[name] for name in ("authorization", "cookie") if name in request.headers}
 
 
 def _if_match(request: Request) -> str | None:
