@@ -40,6 +40,13 @@ LOOKS: dict[str, dict[str, Any]] = {
 }
 
 
+# Parts of the page that one would have to scroll sideways.
+_TOO_WIDE = """
+[...document.querySelectorAll(".top, .timeline, .detail, dialog[open], .plan-body")]
+  .filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.className)
+"""
+
+
 @contextmanager
 def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
@@ -87,17 +94,19 @@ class Window:
         return self.page.get_by_role("button", name=name, exact=isinstance(name, str))
 
     def shot(self, name: str) -> None:
-        """A picture for the guide, if the guide shows it. `make test-web` writes them anew."""
+        """Judges what is on the screen. If the guide shows it, `make test-web` takes the picture anew."""
+        self.check()
         if os.environ.get("MULLIGAN_SHOTS") and f"{name}-{self.look}" in SHOWN:
             SHOTS.mkdir(parents=True, exist_ok=True)
-            self.page.screenshot(path=SHOTS / f"{name}-{self.look}.png")
+            self.page.screenshot(path=SHOTS / f"{name}-{self.look}.png", animations="disabled")
 
     def check(self) -> None:
-        """No error, nothing asked of another machine, and nothing serious for people with disabilities."""
+        """No error, nothing asked of another machine, nothing serious for people with disabilities, nothing cut off."""
         assert self.errors == []
         assert {urlsplit(url).hostname for url in self.asked if url.startswith("http")} <= {"127.0.0.1"}
         self.page.evaluate(AXE.read_text("utf-8"))
         found = self.page.evaluate("axe.run()")["violations"]
         serious = [one for one in found if one["impact"] in ("serious", "critical")]
         told = [(one["id"], [node["html"][:200] for node in one["nodes"][:3]]) for one in serious]
-        assert told == []
+        assert not told, told
+        assert self.page.evaluate(_TOO_WIDE) == []

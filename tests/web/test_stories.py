@@ -66,7 +66,14 @@ def test_first_look(opened: Open, tmp_path: Path) -> None:
         page = window.page
         for agent in ("Claude Code", "Codex", "Gemini CLI", "opencode", "Zed", "Python"):
             expect(page.get_by_role("heading", name=agent, exact=True)).to_be_visible()
-        expect(page.locator(".starts code")).to_have_count(6)
+        lines = page.locator(".starts code").all_inner_texts()
+        assert lines[:5] == [f"mulligan install {name}" for name in ("claude", "codex", "gemini", "opencode", "zed")]
+        # The last line is Python, and does what it says.
+        folder = tmp_path / "mine"
+        folder.mkdir()
+        environ = environment(tmp_path / "of-the-line")
+        subprocess.run([sys.executable, "-c", f"import mulligan\n{lines[5]}"], cwd=folder, env=environ, check=True)
+        assert ((folder / "a.txt").read_text(), len(lines)) == ("hello", 6)
         window.shot("first-look")
         window.check()
         window.button("Try the demo").click()
@@ -121,6 +128,36 @@ def test_the_place_in_a_long_list_does_not_move(
     window.go(f"/compare?from={calls['edit']}&to={calls['edit']}")
     expect(page.get_by_label("From")).to_have_value(calls["edit"])
     expect(page.locator(".diff h4")).to_have_text(["notes.txt"])
+
+
+def test_an_agent_in_a_new_folder_is_seen_by_a_page_that_is_open(window: Window, server: Served, root: Path) -> None:
+    page, other = window.page, root.with_name("other")
+    other.mkdir()
+    expect(page.get_by_label("Folder")).to_be_hidden()
+    write_call(server.home, other, "first.txt", "x\n", session="elsewhere")
+    expect(page.get_by_label("Folder").locator("option")).to_have_text(["other", "project"])
+    expect(page.get_by_label("Folder")).to_have_value(server.get("/calls", session="work")["calls"][0]["root_id"])
+    # More work there asks the server for no more than its calls.
+    asked = len(window.asked)
+    made = write_call(server.home, other, "second.txt", "x\n", session="elsewhere")
+    page.get_by_label("Folder").select_option("other")
+    expect(page.locator(f'.row[data-call="{made}"]')).to_be_visible()
+    write_call(server.home, root, "third.txt", "x\n", session="work")
+    assert not any("/sessions" in url for url in window.asked[asked:] if "root=" not in url)
+
+
+def test_the_focus_stays_on_its_row(window: Window, server: Served, root: Path, calls: dict[str, str]) -> None:
+    page = window.page
+    focused = "document.activeElement.closest('.row')?.dataset.call"
+    while page.evaluate(focused) != calls["exec"]:
+        page.keyboard.press("j")
+    made = write_call(server.home, root, "fresh.txt", "fresh\n")
+    page.locator(f'.row[data-call="{made}"]').wait_for(state="attached")
+    assert page.evaluate(focused) == calls["exec"]
+    # Its row is drawn anew when another process undoes the call.
+    server.post(f"/calls/{calls['exec']}/undo")
+    expect(window.row("echo cleaned")).to_contain_text("undone")
+    assert page.evaluate(focused) == calls["exec"]
 
 
 def test_calls_of_two_agents_at_once_stay_below_their_prompts(window: Window, server: Served, root: Path) -> None:
@@ -204,8 +241,19 @@ def test_compare(window: Window, calls: dict[str, str]) -> None:
     window.button("Side by side").click()
     expect(page.locator("table.sides").first).to_be_visible()
     expect(page.locator("td.removed .word").first).to_have_text("3")
+    window.check()
     page.get_by_label("To", exact=True).select_option(calls["edit"])
     expect(page.locator(".diff")).to_have_count(1)
+
+
+def test_compare_many_files(window: Window, server: Served, root: Path) -> None:
+    with mulligan.open(root, store=server.home) as opened, opened.session("work").call("many") as call:
+        for number in range(60):
+            call.write_file(f"many{number:02}.txt", "x\n")
+    window.go(f"/compare?from={call.id}&to={call.id}")
+    expect(window.page.locator(".diff h4")).to_have_text([f"many{number:02}.txt" for number in range(50)])
+    window.button("Show more of 60 paths").click()
+    expect(window.page.locator(".diff h4")).to_have_text([f"many{number:02}.txt" for number in range(60)])
 
 
 def test_compare_two_forks(window: Window, server: Served) -> None:
@@ -244,6 +292,7 @@ def test_go_to_a_point(window: Window, server: Served, root: Path, calls: dict[s
     page.get_by_role("link", name="notes.txt").click()
     expect(page.locator("tr#L3")).to_contain_text("line three")
     expect(page.locator("tr#L15")).not_to_contain_text("by hand")
+    window.check()
     window.button("Rewind to here …").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("button", name=re.compile("^Rewind")).click()
@@ -262,6 +311,9 @@ def test_forks(window: Window, server: Served, root: Path, calls: dict[str, str]
     page = window.page
     window.open_call(calls["exec"])
     window.button("Fork here …").click()
+    expect(page.get_by_role("dialog")).to_contain_text("with 0 messages")
+    expect(page.get_by_role("dialog").locator(".paths li")).to_have_text(["notes.txt"])
+    window.check()
     window.button("Copy the files").click()
     expect(page.locator(".sessions ul .session")).to_have_count(1)
     fork = next(one for one in server.get("/sessions")["sessions"] if one["parent_id"] == "work")
@@ -284,12 +336,13 @@ def test_dropping_a_fork_names_the_folder_first(window: Window, server: Served) 
     window.go("/forks")
     window.page.get_by_role("button", name=re.compile("^Drop")).click()
     expect(window.page.get_by_role("dialog")).to_contain_text(made["directory"])
+    window.check()
     window.button("Delete its files").click()
     expect(window.page.locator(".sessions ul .session .badge").first).to_have_text("dropped")
     assert not Path(made["directory"]).exists()
 
 
-def test_search_and_storage(window: Window) -> None:
+def test_search_and_storage(window: Window, server: Served, root: Path) -> None:
     page = window.page
     page.keyboard.press("/")
     page.keyboard.type("important")
@@ -302,9 +355,13 @@ def test_search_and_storage(window: Window) -> None:
     expect(page.get_by_role("progressbar")).to_be_visible()
     page.get_by_label("Cap in GiB").fill("0.0001")
     window.button("What would that drop?").click()
-    expect(page.get_by_text(re.compile("would drop the bytes of"))).to_be_visible()
-    window.button("Collect now").click()
-    expect(page.get_by_text(re.compile("^Deleted "))).to_be_visible()
+    expect(page.get_by_text(re.compile("would drop the bytes of 3 calls"))).to_be_visible()
+    expect(page.locator(".evicted a")).to_have_text(["Edit notes.txt", "Write src/app.py", "echo cleaned >> notes.txt"])
+    with mulligan.open(root, store=server.home) as opened, opened.open_root.ledger.store.write():
+        # The collection waits for the writer; the page says how far it is.
+        window.button("Collect now").click()
+        expect(page.get_by_role("progressbar", name="Collecting garbage")).to_be_visible()
+    expect(page.get_by_text("Everything that is stored is needed.")).to_be_visible()
     window.shot("storage")
 
 
@@ -339,12 +396,16 @@ def test_hostile_names_and_contents_stay_text(window: Window, server: Served, ro
     with mulligan.open(root, store=server.home) as opened:
         session = opened.session("<script>alert(1)</script>")
         with session.turn(f"javascript:alert(1) {HOSTILE}"), session.call(HOSTILE) as call:
-            call.write_file(f"{HOSTILE[:28]}.html", f"<script>alert(1)</script>\n{HOSTILE}\n")
+            call.write_file(f"{HOSTILE[:32]}.html", f"<script>alert(1)</script>\n{HOSTILE}\n")
     window.open_call(call.id)
     page.locator(".diff").wait_for()
     expect(page.locator(".diff")).to_contain_text("<script>alert(1)</script>")
     expect(page.locator(".call-head blockquote")).to_contain_text("\\u202egnp.exe\\u001b[31m")
     assert page.locator("m-app img, m-app script").count() == 0
+    heard = page.evaluate(
+        "[...document.querySelectorAll('[title], [aria-label]')].map(one => one.title + one.ariaLabel)"
+    )
+    assert any("\\u202e" in one for one in heard) and not any(sign in one for one in heard for sign in "\u202e\x1b")
     assert page.locator('a[href^="javascript"]').count() == 0
     assert asked == []
 
@@ -440,6 +501,7 @@ def test_everything_works_by_keyboard(window: Window, root: Path, calls: dict[st
     page = window.page
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_contain_text("next and previous call")
+    window.check()
     page.keyboard.press("Escape")
     for _ in range(9):
         page.keyboard.press("j")
@@ -498,6 +560,7 @@ def test_an_agent_gets_the_answer_that_the_page_gives(window: Window, server: Se
         window.go("/session/asking")
         expect(window.page.get_by_role("heading", name="Write answer.txt")).to_be_visible()
         expect(window.button("Allow")).to_be_disabled()
+        window.check()
         window.button("Take over").click()
         window.button("Allow").click()
         assert editor.hear(3)["result"] == {"stopReason": "end_turn"}

@@ -40,8 +40,8 @@ from mulligan.session.lifecycle import DELETED, check_continuable, fork_in, fres
 from mulligan.session.roots import ANCHOR, SANDBOXED_ROOTS, SandboxedRootRow, anchor_in
 from mulligan.session.state.slice_rows import copy_slices_in
 from mulligan.session.subscribers import CLOSED_EVENT
-from mulligan.session.tables import session_journal
-from mulligan.session.transcript_log import event_body
+from mulligan.session.tables import length, session_journal
+from mulligan.session.transcript_log import event_body, length_of
 from mulligan.store.blob_files import sync_file_system
 from mulligan.store.protocol import Tx, Value
 from mulligan.values.canonical import decode, encode
@@ -79,6 +79,24 @@ class ForkResult:
     parent: str
     directory: str | None = None
     coverage: tuple[Gap, ...] = ()
+
+
+@fast_dataclass(slots=True, frozen=True)
+class ForkPlan:
+    """What a fork would begin with: how many messages, and how its files would differ from those of now."""
+
+    messages: int
+    files: RestorePlan
+
+
+def plan_fork(open_root: OpenRoot, parent: SessionId, *, at: str | int | None = None) -> ForkPlan:
+    """Changes nothing. Raises as `fork_files` does for a point that cannot be forked at."""
+    point = _fork_point(open_root, parent, at)
+    if point is None:
+        with open_root.ledger.store.read() as tx:
+            return ForkPlan(length_of(tx, parent), RestorePlan((), ()))
+    source = _primary_root(open_root, parent)
+    return ForkPlan(length(point.kept), _plan_as_of(source, source, point))
 
 
 def fork(
@@ -232,19 +250,27 @@ def _rewind_copy(
 
     Returns the changes, and the paths that differ from the point.
     """
-    now = CurrentTree(there)
-    with open_root.ledger.store.read() as tx:
-        # The list has undone calls and their undos; in order, they cancel each other out.
-        later = sorted(point.later, key=lambda row: row.wseq or 0, reverse=True)
-        layers = [sorted(_changes_here(tx, open_root.root, one), key=lambda c: path_bytes(c.path)) for one in later]
-        planner = Planner(now.entry, now.read, there.children, has=lambda digest: now.has(tx, digest))
-        plan = planner.plan(layers)
+    plan = _plan_as_of(open_root, there, point)
     if plan.stops("merge"):
         raise fault("io_error", "Mulligan cannot restore the files of that point, because it cannot read some of them.")
-    gaps = _gaps(open_root.root, later, plan)
+    gaps = _gaps(open_root.root, _newest_change_first(point), plan)
     call = _apply_moves(there, session, plan.moves, ForkedFiles(at), coverage=gaps)
     with open_root.ledger.store.read() as tx:
         return changes_of(tx, call), gaps
+
+
+def _plan_as_of(open_root: OpenRoot, there: OpenRoot, point: Point) -> RestorePlan:
+    """How the files of `there`, the root or a copy of it, become those of a point."""
+    now, later = CurrentTree(there), _newest_change_first(point)
+    with open_root.ledger.store.read() as tx:
+        layers = [sorted(_changes_here(tx, open_root.root, one), key=lambda c: path_bytes(c.path)) for one in later]
+        planner = Planner(now.entry, now.read, there.children, has=lambda digest: now.has(tx, digest))
+        return planner.plan(layers)
+
+
+def _newest_change_first(point: Point) -> list[CallRow]:
+    """The calls after a point. There are undone calls and their undos; in this order, they cancel each other out."""
+    return sorted(point.later, key=lambda row: row.wseq or 0, reverse=True)
 
 
 def _gaps(root: RootRow, calls: Sequence[CallRow], plan: RestorePlan) -> list[Gap]:

@@ -190,10 +190,17 @@ def _move_diff(service: Service, open_root: OpenRoot, move: PlannedChange, colou
 
 
 def fork(service: Service, asked: Asked) -> Answer:
-    """A child session, at a point if one is given. With `dry_run`, the answer says what would be made."""
+    """A child session, at a point if one is given.
+
+    With `dry_run`, the answer says what would be made: how many messages it begins with, and the paths that its copy of
+    the files would have as they were at the point.
+    """
     open_root, session = _session(service, asked)
     if asked["dry_run"]:
-        return Answer({"dry_run": True, "parent_id": session, "at": asked.get("at"), "files": asked["files"]})
+        plan = branches.plan_fork(open_root, session, at=asked.get("at"))
+        outcomes = [one.to_json() for one in plan.files.outcomes] if asked["files"] == "copy" else []
+        body = {"dry_run": True, "parent_id": session, "at": asked.get("at"), "files": asked["files"]}
+        return Answer({**body, "messages": plan.messages, "outcomes": outcomes})
     make = branches.fork if asked["files"] == "share" else branches.fork_files
     made = make(open_root, session, at=asked.get("at"))
     body = {"dry_run": False, "session_id": made.session, "parent_id": made.parent, "directory": made.directory}
@@ -251,9 +258,10 @@ def storage(service: Service, asked: Asked) -> Answer:
             for one in (session_usage(tx, SessionId(row.id)) for row in tx.select(SESSIONS, limit=SESSIONS_MEASURED))
         ]
         body: dict[str, Any] = {"size": store.size_bytes(), "cap": store_cap_of(tx)}
-        evicted = would_evict(tx, asked["cap"] or body["cap"], size=body["size"], limit=EVICTED_SHOWN)
+        evicted = would_evict(tx, asked["cap"] or body["cap"], size=body["size"], limit=EVICTED_SHOWN + 1)
     sessions.sort(key=lambda one: one["bytes"], reverse=True)
-    return Answer({**body, "sessions": sessions, "would_evict": evicted, "gc": dict(service.gc)})
+    body |= {"would_evict": evicted[:EVICTED_SHOWN], "would_evict_more": len(evicted) > EVICTED_SHOWN}
+    return Answer({**body, "sessions": sessions, "gc": dict(service.gc)})
 
 
 def set_cap(service: Service, asked: Asked) -> Answer:

@@ -380,9 +380,10 @@ ROUTES: tuple[Route, ...] = (
             _query("to", _ID, default="now"),
             _query("to_side", _SIDE, default="after"),
             _query("paths", _PATHS),
+            _query("after"),
             _LINES,
         ),
-        {200: "Diff"},
+        {200: "Comparison"},
     ),
     Route(
         "GET",

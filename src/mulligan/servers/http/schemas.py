@@ -100,6 +100,7 @@ SCHEMAS: Mapping[str, Mapping[str, Any]] = {
         truncated=_BOOLEAN,
     ),
     "Diff": _object(files=_list(_ref("FileDiff")), total=_NUMBER),
+    "Comparison": _object(files=_list(_ref("FileDiff")), total=_NUMBER, next=_MAYBE_TEXT),
     "Outcome": _object(path=_TEXT, outcome={"enum": ["restored", "merged", "conflicted", "skipped", "failed"]}),
     "Result": _object(
         ok=_BOOLEAN,
@@ -125,6 +126,7 @@ SCHEMAS: Mapping[str, Mapping[str, Any]] = {
         cap=_NUMBER,
         sessions=_list(_object(session_id=_TEXT, calls=_NUMBER, bytes=_NUMBER, cap=_NUMBER)),
         would_evict=_list(_object(call_id=_TEXT, session_id=_TEXT, at=_TEXT, bytes=_NUMBER)),
+        would_evict_more=_BOOLEAN,
         gc=_object(state=_TEXT, stage=_TEXT, done=_NUMBER, total=_NUMBER, blobs=_NUMBER, bytes=_NUMBER),
     ),
 }

@@ -514,7 +514,10 @@ def show_blame(service: Service, asked: Asked) -> Answer:
 
 
 def compare(service: Service, asked: Asked) -> Answer:
-    """The files that differ between two points of a root, or between two roots as they are now."""
+    """The files that differ between two points of a root, or between two roots as they are now.
+
+    `after` is the `next` of the page before.
+    """
     open_root = root_asked(service, asked)
     other = None if asked.get("other") is None else service.roots.get(asked["other"])
     pairs = _forks(service, open_root, other) if other is not None else _points(service, open_root, asked)
@@ -522,14 +525,18 @@ def compare(service: Service, asked: Asked) -> Answer:
     wanted = None if asked.get("paths") is None else {from_wire(one) for one in asked["paths"]}
     differing = [pair for pair in pairs if pair.change.before != pair.change.after]
     chosen = [pair for pair in differing if wanted is None or pair.change.path in wanted]
+    names = [to_wire(pair.change.path) for pair in chosen]
+    start = names.index(asked["after"]) + 1 if asked.get("after") in names else 0
+    stop = start + FILES_PER_PAGE
     colouring, files = Colouring(service.colours), []
-    for pair in chosen[:FILES_PER_PAGE]:
+    for pair in chosen[start:stop]:
         diff = FileDiff(to_wire(pair.change.path), pair.change.before, pair.change.after)
         reader = pair.reader or read
         files.append(
             {**diff_view(diff, reader, colouring, lines_max=asked["lines"]), "kind": kind_of_change(pair.change)}
         )
-    return Answer({"files": [one for one in files if one["state"] != "same"], "total": len(chosen)})
+    shown = [one for one in files if one["state"] != "same"]
+    return Answer({"files": shown, "total": len(chosen), "next": names[stop - 1] if stop < len(names) else None})
 
 
 class _Pair:

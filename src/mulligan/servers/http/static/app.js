@@ -24,6 +24,8 @@ class App extends HTMLElement {
     this.sessions = new Map();
     this.roots = [];
     this.pending = new Set();
+    this.unknown = new Set();
+    this.elsewhere = new Set();
     this.clientId = sessionStorage.getItem("client") || `page-${crypto.getRandomValues(new Uint32Array(1))[0].toString(36)}`;
     sessionStorage.setItem("client", this.clientId);
     this.build();
@@ -77,9 +79,8 @@ class App extends HTMLElement {
     const busiest = this.roots.find((root) => root.id === newest.calls[0]?.root_id);
     this.root = this.roots.find((root) => root.id === known)?.id || busiest?.fork_of || busiest?.id || this.roots[0]?.id || null;
     if (this.root) sessionStorage.setItem("root", this.root);
-    fill(this.rootSelect, this.roots.map((root) => h("option", { value: root.id, selected: root.id === this.root, title: root.path }, rootName(root))));
-    this.rootSelect.value = this.root || "";
-    this.rootSelect.hidden = this.roots.length < 2;
+    this.showRoots();
+    this.elsewhere.clear();
     await this.loadSessions();
     const page = await this.loadTimeline(wanted ? {} : this.place().query);
     this.events.open(page.event);
@@ -89,6 +90,22 @@ class App extends HTMLElement {
 
   async loadRoots() {
     this.roots = (await get("/roots")).roots;
+  }
+
+  showRoots() {
+    fill(this.rootSelect, this.roots.map((root) => h("option", { value: root.id, selected: root.id === this.root, title: root.path }, rootName(root))));
+    this.rootSelect.value = this.root || "";
+    this.rootSelect.hidden = this.roots.length < 2;
+  }
+
+  // An agent began to work in a session that the page has not seen: here, or in a folder that may be new.
+  async loadUnknown() {
+    const asked = [...this.unknown];
+    this.unknown.clear();
+    const known = this.roots.map((root) => root.id).join();
+    await Promise.all([this.loadSessions(), this.loadRoots()]);
+    for (const id of asked) if (!this.sessions.has(id)) this.elsewhere.add(id);
+    if (this.roots.map((root) => root.id).join() !== known) this.showRoots();
   }
 
   async loadSessions() {
@@ -158,7 +175,8 @@ class App extends HTMLElement {
     for (const id of [about.call_id, ...(about.call_ids || []), ...(about.of || [])]) if (id) this.pending.add(id);
     const { parts } = this.place();
     if (this.redraw && parts[1] === event.session_id) this.redrawSoon = true;
-    if (event.kind === "fork" || !this.sessions.has(event.session_id)) this.sessionsSoon = true;
+    const session = event.session_id;
+    if (session && (event.kind === "fork" || !(this.sessions.has(session) || this.elsewhere.has(session)))) this.unknown.add(session);
     this.gathering ??= setTimeout(() => this.gather(), GATHER_MS);
   }
 
@@ -167,10 +185,9 @@ class App extends HTMLElement {
     this.pending.clear();
     this.gathering = null;
     const redraw = this.redrawSoon ? this.redraw : null;
-    const sessions = this.sessionsSoon;
-    this.redrawSoon = this.sessionsSoon = false;
+    this.redrawSoon = false;
     try {
-      if (sessions) await this.loadSessions();
+      if (this.unknown.size) await this.loadUnknown();
       if (ids.length) await this.show(ids);
       if (redraw) await redraw();
     } catch (error) {
@@ -252,7 +269,10 @@ class App extends HTMLElement {
   }
 
   async forkAt(session, at, question) {
-    const files = await this.ask(question, [["share", "Share the files", ""], ["copy", "Copy the files", "primary"]], h("p", "A child session goes on from here. With a copy of the files it works in a folder of its own, which you can merge or drop later."));
+    const begin = at ? { at, files: "copy" } : { files: "copy" };
+    const plan = await this.guard(() => post(`/sessions/${enc(session.id)}/fork`, { dry_run: true }, begin));
+    if (!plan) return;
+    const files = await this.ask(question, [["share", "Share the files", ""], ["copy", "Copy the files", "primary"]], h("p", `A child session goes on from here, with ${counted(plan.messages, "message")}. With a copy of the files it works in a folder of its own, which you can merge or drop later.`), forkedFiles(plan.outcomes));
     if (!files) return;
     const made = await this.guard(() => post(`/sessions/${enc(session.id)}/fork`, {}, at ? { at, files } : { files }));
     if (!made) return;
@@ -324,6 +344,14 @@ class App extends HTMLElement {
       acts[event.key]();
     }
   }
+}
+
+// What a copy of the files would hold in other form than the folder now.
+function forkedFiles(outcomes) {
+  const back = outcomes.filter((one) => one.outcome === "restored" || one.outcome === "merged");
+  const left = outcomes.filter((one) => one.outcome === "conflicted" || one.outcome === "failed");
+  const list = (words, some) => (some.length ? [h("p", words), h("ul.paths", some.slice(0, 20).map((one) => h("li.path", one.path)), some.length > 20 ? h("li.dim", `and ${counted(some.length - 20, "more path")}`) : null)] : null);
+  return [list("In the copy, these paths would be as they were at this point:", back), list("These would stay as they are now, because of later edits:", left)];
 }
 
 customElements.define("m-app", App);

@@ -7,6 +7,9 @@ export function visible(text) {
   return String(text).replace(HIDDEN, (c) => (c === "\t" ? c : `\\u${c.codePointAt(0).toString(16).padStart(4, "0")}`));
 }
 
+// Attributes that a person reads or hears.
+const SHOWN = new Set(["title", "aria-label", "placeholder"]);
+
 // h("button.primary", {onclick, "aria-label": …}, children…): a child is text, an element, or null.
 export function h(spec, props = {}, ...children) {
   if (props === null || typeof props !== "object" || props instanceof Node || Array.isArray(props)) {
@@ -21,7 +24,7 @@ export function h(spec, props = {}, ...children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "data") Object.assign(element.dataset, value);
     else if (name in element && name !== "list" && name !== "role" && typeof value !== "string") element[name] = value;
-    else element.setAttribute(name, value === true ? "" : value);
+    else element.setAttribute(name, value === true ? "" : SHOWN.has(name) ? visible(value) : value);
   }
   add(element, children);
   return element;

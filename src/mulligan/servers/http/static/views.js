@@ -4,10 +4,10 @@ import { enc, get, link, post } from "./api.js";
 import { fileDiff, sourceText } from "./diff.js";
 import { ROLES, named } from "./words.js";
 
-function crumbs(path, href) {
+function crumbs(path, href, name) {
   const parts = path === "." ? [] : path.split("/");
-  const items = [h("a", { href: href(".") }, "root")];
-  parts.forEach((name, n) => items.push(" / ", n + 1 === parts.length ? h("span", name) : h("a", { href: href(parts.slice(0, n + 1).join("/")) }, name)));
+  const items = [h("a", { href: href(".") }, name)];
+  parts.forEach((part, n) => items.push(" / ", n + 1 === parts.length ? h("span", part) : h("a", { href: href(parts.slice(0, n + 1).join("/")) }, part)));
   return h("nav.crumbs", { "aria-label": "Folder" }, items);
 }
 
@@ -24,7 +24,7 @@ export async function filesView(app, place, asked) {
   const href = (path, more = {}) => `#/files?${query({ root, at, side: at ? side : null, path, ...more })}`;
   const path = asked.path || ".";
   const body = h("div", spinner());
-  const head = h("header.page-head", h("h2", "Files"), crumbs(path, href));
+  const head = h("header.page-head", h("h2", "Files"), crumbs(path, href, rootName(app.roots.find((one) => one.id === root) || { name: "all files" })));
   fill(place, head, body);
   if (call) head.append(pointBar(app, call, { root, side, path }));
   const file = await get("/file", { root, path, at, side, limit: 1000 });
@@ -118,9 +118,15 @@ export async function compareView(app, place, asked) {
       const asking = other.value ? { root, other: other.value } : { root, from: from.value, to: to.value };
       from.disabled = to.disabled = Boolean(other.value);
       history.replaceState(null, "", `#/compare?${query({ ...asking, sides: sides ? "1" : null })}`);
-      const found = await get("/compare", asking);
-      const shown = found.files.filter((file) => file.state !== "dir");
-      fill(body, shown.length ? shown.map((file) => fileDiff(file, { sides })) : h("p.note", "No file differs."), found.total > found.files.length + 50 ? h("p.note", `and ${counted(found.total - found.files.length, "more path")}`) : null);
+      const list = h("div"), rest = h("div.actions");
+      const more = async (after) => {
+        const found = await get("/compare", { ...asking, after });
+        const shown = found.files.filter((file) => file.state !== "dir");
+        list.append(...shown.map((file) => fileDiff(file, { sides })));
+        fill(rest, found.next ? button(`Show more of ${counted(found.total, "path")}`, () => more(found.next)) : list.children.length ? null : h("p.note", "No file differs."));
+      };
+      await more(null);
+      fill(body, list, rest);
     } catch (error) {
       fill(body, failure(error));
     }
@@ -154,7 +160,7 @@ export async function forksView(app, place) {
         "div.session",
         h("a.name", { href: `#/session/${enc(one.id)}` }, sessionName(one)),
         h("span.facts", state ? h("span.badge", state) : null, one.closed_at ? h("span.badge", "closed") : null, age(one.last_at), one.messages ? h("span.dim", counted(one.messages, "message")) : null),
-        h("span.actions", may ? button("Fork …", () => app.forkSession(one), { kind: "small", "aria-label": `Fork … ${sessionName(one)}` }) : null, may && one.files === "open" ? [button("Merge …", () => app.merge(one), { kind: "small", "aria-label": `Merge … ${sessionName(one)}` }), button("Drop …", () => app.drop(one), { kind: "small", "aria-label": `Drop … ${sessionName(one)}` })] : null, one.files === "open" ? h("a.button.small", { href: `#/compare?root=${enc(sourceRoot(app, one))}&other=${enc(one.root_id)}` }, "Compare") : null, one.files === "open" ? button("Copy path", () => navigator.clipboard.writeText(one.directory), { kind: "small", title: one.directory, "aria-label": `Copy the path of ${sessionName(one)}` }) : null),
+        h("span.actions", may ? button("Fork …", () => app.forkSession(one), { kind: "small", "aria-label": `Fork … ${sessionName(one)}` }) : null, may && one.files === "open" ? [button("Merge …", () => app.merge(one), { kind: "small", "aria-label": `Merge … ${sessionName(one)}` }), button("Drop …", () => app.drop(one), { kind: "small", "aria-label": `Drop … ${sessionName(one)}` })] : null, one.files === "open" ? h("a.button.small", { href: `#/compare?root=${enc(sourceRoot(app, one))}&other=${enc(one.root_id)}` }, "Compare") : null, one.files === "open" ? button("Copy path", () => navigator.clipboard.writeText(one.directory), { kind: "small", title: one.directory, "aria-label": `Copy path: ${sessionName(one)}` }) : null),
       ),
       below.length ? h("ul", below.map(branch)) : null,
     );
@@ -221,7 +227,7 @@ export async function storageView(app, place) {
   const show = (found) => {
     const share = Math.min(100, (100 * found.size) / found.cap);
     const meter = h("progress", { max: "100", value: share.toFixed(1), "aria-label": "How full the store is" });
-    const next = found.would_evict.length ? `${counted(found.would_evict.length, "call")} would be dropped next.` : "Nothing has to be dropped.";
+    const next = found.would_evict.length ? `${evictedCalls(found)} would be dropped next.` : "Nothing has to be dropped.";
     fill(size, h("p.big", bytes(found.size), h("span.dim", ` of ${bytes(found.cap)}`)), meter, h("p.note", next));
     fill(sessions, found.sessions.map((one) => h("tr", h("td", h("a", { href: `#/session/${enc(one.session_id)}` }, sessionName(app.sessions.get(one.session_id) || { id: one.session_id, created_at: new Date().toISOString() }))), h("td", one.calls.toLocaleString("en")), h("td", bytes(one.bytes)), h("td", bytes(one.cap)))));
     fill(collected, collection(found.gc));
@@ -229,7 +235,17 @@ export async function storageView(app, place) {
   };
   const look = async () => {
     const told = await get("/storage", { cap: wanted() });
-    fill(preview, h("p.note", told.would_evict.length ? `This cap would drop the bytes of ${counted(told.would_evict.length, "call")}; they could not be undone any more.` : "This cap would drop nothing."));
+    if (!told.would_evict.length) return fill(preview, h("p.note", "This cap would drop nothing."));
+    const ids = told.would_evict.slice(0, EVICTED_NAMED).map((one) => one.call_id);
+    const calls = new Map((await get("/calls", { ids: ids.join(",") })).calls.map((call) => [call.id, call]));
+    const name = (one) => h("a", { href: `#/call/${enc(one.call_id)}` }, calls.has(one.call_id) ? named(calls.get(one.call_id)) : "a call");
+    const rest = told.would_evict.length - ids.length;
+    fill(
+      preview,
+      h("p.note", `This cap would drop the bytes of ${evictedCalls(told)}; they could not be undone any more.`),
+      h("ul.evicted", told.would_evict.slice(0, EVICTED_NAMED).map((one) => h("li", name(one), age(one.at), h("span.dim", bytes(one.bytes))))),
+      rest ? h("p.note", `and ${counted(rest, "more call")}${told.would_evict_more ? " or more" : ""}`) : null,
+    );
   };
   const act = (path, body) => app.guard(async () => { await post(path, {}, body); show(await get("/storage")); });
 
@@ -247,23 +263,29 @@ export async function storageView(app, place) {
   );
 }
 
+const EVICTED_NAMED = 20;
+
+function evictedCalls(found) {
+  return `${found.would_evict_more ? "more than " : ""}${counted(found.would_evict.length, "call")}`;
+}
+
 const STAGES = { "blobs checked": "Looking for what nothing needs", "blobs deleted": "Deleting" };
 
 function collection(gc) {
   if (gc.state === "idle") return null;
-  if (gc.state === "done") return h("p.note", `Deleted ${counted(gc.blobs, "blob")}, ${bytes(gc.bytes)}.`);
+  if (gc.state === "done") return h("p.note", gc.blobs ? `Deleted ${counted(gc.blobs, "stored content")}, ${bytes(gc.bytes)}.` : "Everything that is stored is needed.");
   if (gc.state === "failed") return h("p.note", gc.message || "It failed.");
   const share = gc.total ? Math.floor((100 * gc.done) / gc.total) : 0;
   return [h("progress", { max: "100", value: String(share), "aria-label": "Collecting garbage" }), h("p.note", `${STAGES[gc.stage]}: ${share} %`)];
 }
 
 const STARTS = [
-  ["Claude Code", "in a terminal, once", "mulligan hooks install claude"],
-  ["Codex", "in a terminal, once", "mulligan hooks install codex"],
-  ["Gemini CLI", "in a terminal, once", "mulligan hooks install gemini"],
-  ["opencode", "in opencode.json", '"mcp": {"mulligan": {"type": "local", "command": ["mulligan", "mcp"], "enabled": true}}'],
-  ["Zed", "in its settings, around your agent", '"agent_servers": {"With undo": {"command": "mulligan", "args": ["acp", "--", "opencode", "acp"], "env": {}}}'],
-  ["Python", "in your program", "with mulligan.open(\".\") as m, m.session(\"work\").call() as call: call.write_file(\"a.txt\", \"hello\")"],
+  ["Claude Code", "in a terminal, once", "mulligan install claude"],
+  ["Codex", "in a terminal, once", "mulligan install codex"],
+  ["Gemini CLI", "in a terminal, once", "mulligan install gemini"],
+  ["opencode", "in a terminal, once", "mulligan install opencode"],
+  ["Zed", "in a terminal, once", "mulligan install zed"],
+  ["Python", "in your program, after import mulligan", 'with mulligan.open(".") as m, m.session("work").call() as call: call.write_file("a.txt", "hello")'],
 ];
 
 // The empty page: one line for each agent, and a demo that works.
