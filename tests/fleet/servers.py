@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.error import URLError
+from urllib.parse import quote
 from urllib.request import urlopen
 
 import psycopg
@@ -140,7 +141,7 @@ class Postgres:
     def url(
         self, *, port: int | None = None, database: str = "postgres", user: str = "mulligan", **options: str
     ) -> str:
-        asked = "&".join(f"{name}={value}" for name, value in options.items())
+        asked = "&".join(f"{name}={quote(value)}" for name, value in options.items())
         place = f"127.0.0.1:{self.port if port is None else port}/{database}"
         return f"postgresql://{user}:{PASSWORD}@{place}" + (f"?{asked}" if asked else "")
 

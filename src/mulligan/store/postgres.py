@@ -43,11 +43,12 @@ from mulligan.store.postgres_server import (
     ServerLinks,
     Statement,
     fault_of_postgres,
-    format_statement,
     indexed_form,
     indexed_texts,
     is_long,
+    life_sql,
     lock_key,
+    new_life,
     newer_store,
     parse_postgres_url,
     prepare_schema,
@@ -89,10 +90,10 @@ _ORIGINALS_DIRECTORY, _OWNER_FILE = "originals", "owners.lock"
 
 @dataclass(frozen=True, eq=False)
 class _Doubt:
-    """A commit without an answer: the transaction's id, and the timeline of the server that ran it."""
+    """A write transaction, for the case that its COMMIT gets no answer: its id, and the server's life that it is of."""
 
     transaction: str
-    timeline: int
+    life: str
 
 
 class PostgresStore:
@@ -124,20 +125,27 @@ class PostgresStore:
         self.after_write: Callable[[], None] = lambda: None
         self.write_noticed_in = 0
         """The id of the process whose `after_write` was already called since the last sync, else 0."""
+        with ExitStack() as failing:
+            failing.callback(self._links.close)
+            self.id = self._prepare(create=create)
+            self._lock = lock_key("store", self.id)
+            self.directory: str = _private_directory(os.path.join(os.path.abspath(local), self.id))
+            self._locks = _locks_id(self.directory)
+            self.secret_key = SecretKey(self.directory)
+            originals = Originals(os.path.join(self.directory, _ORIGINALS_DIRECTORY))
+            self.originals: Originals | None = originals if durability == "process" else None
+            self.bodies: BlobStore = bodies(self.id) if bodies is not None else PostgresBodies(self)
+            failing.pop_all()
+
+    def _prepare(self, *, create: bool) -> str:
+        """Create or migrate the store, if that is needed. Answers its id."""
         link = self._links.take()
         try:
-            self.id = prepare_schema(link, self.url.schema, schema.tables, create=create).store
+            return prepare_schema(link, self.url.schema, self._tables, create=create).store
         except psycopg.Error as error:
             raise fault_of_postgres(error, f"Opening the store {self.url.shown}") from error
         finally:
             self._links.give_back(link)
-        self._lock = lock_key("store", self.id)
-        self.directory: str = _private_directory(os.path.join(os.path.abspath(local), self.id))
-        self._locks = _locks_id(self.directory)
-        self.secret_key = SecretKey(self.directory)
-        originals = Originals(os.path.join(self.directory, _ORIGINALS_DIRECTORY))
-        self.originals: Originals | None = originals if durability == "process" else None
-        self.bodies: BlobStore = bodies(self.id) if bodies is not None else PostgresBodies(self)
 
     def write(self) -> _PostgresWrite:
         return _PostgresWrite(self)
@@ -210,8 +218,9 @@ class PostgresStore:
     def _status_of(self, doubt: _Doubt) -> str | None:
         link = self._links.take(fresh=True)
         try:
-            if link.timeline != doubt.timeline:
-                # A standby took over. Its ids may belong to other transactions.
+            ((_, life),) = link.run((life_sql(self.url.schema), ()))[0].fetchall()
+            if life != doubt.life:
+                # The server crashed, or a standby took over: the id may belong to another transaction by now.
                 return None
             status: str | None = link.run(("SELECT pg_xact_status($1::text::xid8)", (doubt.transaction,)))[
                 0
@@ -225,8 +234,8 @@ class PostgresStore:
 
     # This thread's write transaction.
 
-    def begin_write(self, tx: _PostgresWrite, holder: Holder) -> tuple[ServerLink, str]:
-        """A connection with a transaction that has the lock, and the transaction's id."""
+    def begin_write(self, tx: _PostgresWrite, holder: Holder) -> tuple[ServerLink, _Doubt]:
+        """A connection with a transaction that has the lock, and what a doubt about its commit would need."""
         open_one: tuple[int, _PostgresWrite, Holder] | None = getattr(self._here, "writer", None)
         if open_one is not None and open_one[0] == os.getpid():
             if open_one[2]() is not None and not open_one[1].ended:
@@ -236,14 +245,21 @@ class PostgresStore:
             f"SELECT set_config('lock_timeout', '{LOCK_LIMIT_S}s', true), pg_advisory_xact_lock($1), "
             "pg_current_xact_id()::text"
         )
-        statements = (_BEGIN_WRITE, (lock, (self._lock,)), (format_statement(self.url.schema), ()))
+        statements = (_BEGIN_WRITE, (lock, (self._lock,)), (life_sql(self.url.schema), ()))
         link, done = self._begun(*statements, doing="Writing the store")
-        found = done[2].fetchall()[0][0]
+        ((found, life),) = done[2].fetchall()
         if found > SCHEMA_VERSION:
             link.raw.close()
             raise self._newer()
         self._here.writer = (os.getpid(), tx, holder)
-        return link, str(done[1].fetchall()[0][2])
+        transaction = str(done[1].fetchall()[0][2])
+        return link, _Doubt(transaction, self._new_life() if life is None else life)
+
+    def _new_life(self) -> str:
+        """Name the server's life after a crash, in a transaction of its own: the word must not depend on another."""
+        self.run_statement("Writing the store", *new_life(self.url.schema, SystemIds().new()))
+        found: str = self.run_statement("Reading the store", life_sql(self.url.schema)).fetchall()[0][1]
+        return found
 
     def _newer(self) -> MulliganError:
         link = self._links.take()
@@ -254,9 +270,8 @@ class PostgresStore:
         assert about is not None, "a store is never removed"
         return newer_store(about)
 
-    def commit(self, link: ServerLink, transaction: str, statements: Iterable[Statement]) -> None:
+    def commit(self, link: ServerLink, doubt: _Doubt, statements: Iterable[Statement]) -> None:
         """Run the statements and COMMIT in one round trip. Raises if it was not committed, or if that is not known."""
-        doubt = _Doubt(transaction, link.timeline)
         with ExitStack() as interrupted:
             # The server may be committing. The next reader must see how it ended.
             interrupted.callback(self._settle_quietly, doubt)
@@ -267,8 +282,12 @@ class PostgresStore:
                 interrupted.pop_all()
                 is_lost = link.raw.closed
                 self._links.give_back(link)
-                if is_lost and self._settle(doubt) is True:
+                is_committed = self._settle(doubt) if is_lost else False
+                if is_committed:
                     return
+                if is_committed is None:
+                    words = "The server crashed during a commit; look whether it was done before you try again"
+                    raise fault("in_doubt", f"{words}.", retry=False) from error
                 raise fault_of_postgres(error, "Committing to the store") from error
             interrupted.pop_all()
         self._links.give_back(link)
@@ -489,14 +508,14 @@ class _PostgresWrite(_PostgresTx):
     """A transaction that may write. `_pending` are statements that the server has not got yet."""
 
     dropped: list[Digest] = field(default_factory=list)
-    _transaction: str = ""
+    _doubt: _Doubt | None = None
     _pending: list[Statement] = field(default_factory=list)
     _pending_bytes: int = 0
     _failed: MulliganError | None = None
     _doing: ClassVar[str] = "Writing the store"
 
     def __enter__(self) -> Self:
-        self._link, self._transaction = self._store.begin_write(self, holder_of(self) or ref(self))
+        self._link, self._doubt = self._store.begin_write(self, holder_of(self) or ref(self))
         return self
 
     @block_exit
@@ -510,9 +529,9 @@ class _PostgresWrite(_PostgresTx):
                 raise self._failed
             return
         link, self._link, self.ended = self._link, None, True
-        assert link is not None, "a write transaction begins with its block"
+        assert link is not None and self._doubt is not None, "a write transaction begins with its block"
         try:
-            self._store.commit(link, self._transaction, self._pending)
+            self._store.commit(link, self._doubt, self._pending)
         finally:
             self._store.end_write()
         self._store.notice_write()

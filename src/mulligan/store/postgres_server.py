@@ -184,7 +184,7 @@ class ServerLink:
 
     def __init__(self, raw: psycopg.Connection[tuple[Any, ...]], facts: tuple[Any, ...]) -> None:
         self.raw = raw
-        self.backend, self.timeline, self.is_replica, self.is_read_only = facts
+        self.backend, self.is_replica, self.is_read_only = facts
 
     def run(self, *statements: Statement) -> list[psycopg.RawCursor[tuple[Any, ...]]]:
         """Run the statements in one round trip. Raises psycopg.Error; what came after a failed one did not run."""
@@ -202,10 +202,7 @@ class ServerLink:
         return not self.raw.closed and self.raw.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
-_FACTS = (
-    "SELECT pg_backend_pid(), (SELECT timeline_id FROM pg_control_checkpoint()), pg_is_in_recovery(), "
-    "current_setting('transaction_read_only') = 'on'"
-)
+_FACTS = "SELECT pg_backend_pid(), pg_is_in_recovery(), current_setting('transaction_read_only') = 'on'"
 
 
 def connect(url: PostgresUrl) -> ServerLink:
@@ -354,6 +351,10 @@ STEPS: Mapping[int, Step] = MappingProxyType({})
 BODIES_TABLE = "mulligan_bodies"
 """The table of large bodies of a store without an object store."""
 
+_LIFE = "mulligan_life"
+"""A table with one row, a random word. The server empties it when it crashes and when a standby takes over, because the
+table is not in its log. After that, ids of lost transactions may belong to others."""
+
 _ABOUT = "mulligan_store"
 """The table with one row: the id of the store, its format, and the version of Mulligan that made the format."""
 
@@ -387,8 +388,13 @@ def read_about(link: ServerLink, schema: str) -> About | None:
     return About(*row[0])
 
 
-def format_statement(schema: str) -> str:
-    return f'SELECT "format" FROM "{schema}"."{_ABOUT}"'
+def life_sql(schema: str) -> str:
+    """The format, and the word of the server's present life; NULL after a crash."""
+    return f'SELECT "format", (SELECT "word" FROM "{schema}"."{_LIFE}") FROM "{schema}"."{_ABOUT}"'
+
+
+def new_life(schema: str, word: str) -> Statement:
+    return f'INSERT INTO "{schema}"."{_LIFE}" ("word") VALUES ($1) ON CONFLICT DO NOTHING', (word,)
 
 
 def prepare_schema(
@@ -431,7 +437,9 @@ def _create(link: ServerLink, schema: str, tables: Iterable[Table[Any]], version
     about = f'CREATE TABLE "{schema}"."{_ABOUT}" ({columns})'
     columns = '"digest" bytea PRIMARY KEY, "body" bytea NOT NULL, "put_at" timestamptz NOT NULL'
     bodies = f'CREATE TABLE "{schema}"."{BODIES_TABLE}" ({columns})'
-    for statement in (about, bodies, *create_statements(schema, tables)):
+    columns = '"one" bool PRIMARY KEY DEFAULT true CHECK ("one"), "word" text NOT NULL'
+    life = f'CREATE UNLOGGED TABLE "{schema}"."{_LIFE}" ({columns})'
+    for statement in (about, bodies, life, *create_statements(schema, tables)):
         link.raw.execute(statement)
     row = (SystemIds().new(), version, VERSION)
     link.raw.execute(f'INSERT INTO "{schema}"."{_ABOUT}" VALUES (%s, %s, %s)', row)
