@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Literal
 
 from mulligan.history.cause import WORK, Cause, UndoOperation, cause_to_json
@@ -397,9 +398,18 @@ class Ledger:
         rows = tx.select(CHANGES, {"place": place}, order=("wseq",), descending=True, limit=1)
         return entry_from_bytes(rows[0].after) if rows else None
 
-    def external(self, tx: Tx, root: RootRow, changes: Sequence[Change], *, bodies: Iterable[Prepared] = ()) -> str:
+    def external(
+        self,
+        tx: Tx,
+        root: RootRow,
+        changes: Sequence[Change],
+        *,
+        bodies: Iterable[Prepared] = (),
+        cause: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """Record changes that no call made. They get their position in the workspace before the call's own.
 
+        `cause`: `reason` says what the changes were, `undoes` and `redoes` which calls they undid or restored.
         Of a path under `capture.never` nothing is recorded; "" if there is nothing else.
         """
         # Not even the name of such a path may enter the store.
@@ -414,6 +424,7 @@ class Ledger:
             "root": root.id,
             "workspace": workspace,
             "changes": [change_to_json(change) for change in changes],
+            **{name: value for name, value in cause.items() if value},
         }
         refs = digests_of(changes)
         self.journal.append(tx, workspace_journal(workspace), "external", body, at=self.now(), refs=refs)

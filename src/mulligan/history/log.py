@@ -305,6 +305,7 @@ def _view(open_root: OpenRoot, tx: Tx, row: CallRow, *, parts: Sequence[CallRow]
         "tool": row.tool,
         "status": status_shown(row),
         "external": bool(row.external),
+        **({"reason": row.reason} if row.external and row.reason else {}),
         "started_at": row.started_at,
         "ended_at": row.ended_at,
         "changes": [_change_view(open_root, tx, change, moved=moved) for change in changes],

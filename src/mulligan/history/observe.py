@@ -19,7 +19,7 @@ from mulligan.history.baseline import Baseline, BaselineChange
 from mulligan.history.cause import ObservedTool, PartOfCall, command_of
 from mulligan.history.git_changes import OUTSIDE
 from mulligan.history.ledger import STORE_FULL, Ending, Facts, facts_of, newest_wseq, touch_row
-from mulligan.history.log import calls_of, workspace_of
+from mulligan.history.log import calls_of, can_be_undone, workspace_of
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.processes import (
     Process,
@@ -175,9 +175,10 @@ def record_changes(
     full: bool = False,
     until_ns: int | None = None,
     left: LeftRunning | None = None,
+    by_host: bool = False,
 ) -> list[Note]:
     """Scan, and record each change for the call, else for the newest open capture window, else for the newest call with
-    a process that still runs, else as external.
+    a process that still runs, else as external. `by_host`: the agent's host says that it has reverted files.
 
     Returns notes for the coverage of the call: what could not be captured.
     """
@@ -187,9 +188,12 @@ def record_changes(
     git_notes = _linked_git_notes(open_root, baseline, call, is_window_open=is_window_open)
     if not changes and not baseline.has_unpublished:
         return git_notes
-    if changes and not is_window_open and left is not None and left.is_any:
-        _record_late(open_root, baseline, left, changes)
-        return git_notes
+    if changes and not is_window_open:
+        with open_root.ledger.store.read() as tx:
+            put_back = _put_back(tx, open_root, changes, by_host=by_host)
+        if put_back is not None or (left is not None and left.is_any):
+            _record_outside(open_root, baseline, left, changes, put_back)
+            return git_notes
     with open_root.ledger.store.write() as tx:
         windows = _open_windows(tx, open_root) if call is None else []
         account = call if call is not None else (CallId(windows[0].id) if windows else None)
@@ -249,34 +253,109 @@ def _record_change(tx: Tx, open_root: OpenRoot, account: CallId | None, change: 
         open_root.ledger.touch(tx, row, ())
 
 
-def _record_late(open_root: OpenRoot, baseline: Baseline, left: LeftRunning, changes: Sequence[BaselineChange]) -> None:
-    """Record changes outside of every capture window for the newest call whose process still runs."""
-    images = {one.path: _store_image(open_root, one.path) for one in changes if not _is_gap(one)}
+def _record_outside(
+    open_root: OpenRoot,
+    baseline: Baseline,
+    left: LeftRunning | None,
+    changes: Sequence[BaselineChange],
+    put_back: _PutBack | None,
+) -> None:
+    """Record changes outside of every capture window: what was put back, and the rest for the newest call whose process
+    still runs, or else as external.
+    """
+    done = frozenset() if put_back is None else {one.path for one in put_back.changes}
+    rest = [one for one in changes if one.path not in done]
+    is_late = left is not None and left.is_any
+    images = {one.path: _store_image(open_root, one.path) for one in rest if is_late and not _is_gap(one)}
     stable = {path: image.entry for path, image in images.items() if not (image.special or image.unstable)}
-    ledger = open_root.ledger
-    with ledger.store.write() as tx:
-        (main, *others), found = left.rows(tx), list[Change]()
-        for change in changes:
-            seen = ledger.last_seen(tx, open_root.disk.root.place_of(change.path)) or change.before
-            now = stable.get(change.path)
-            if seen is not None and now is not None and not same_state(seen, now):
-                found.append(Change(change.path, seen, now))
-        if found:
-            facts = replace(
-                facts_of(main),
-                id=CallId(ledger.ids.new()),
-                tool=main.tool,
-                label=None,
-                cause=PartOfCall(main.id, late=True, command=command_of(main.why)),
-            )
-            notes = [*map(_gap, filter(_is_gap, changes)), *_shared_notes(found, main.id, [one.id for one in others])]
-            ledger.begin(tx, facts, AGENT)
-            moved = with_moves(found, guessed=True, rules=open_root.disk.capture)
-            ledger.end(tx, facts, Ending("committed", moved, coverage=notes))
+    with open_root.ledger.store.write() as tx:
+        if put_back is not None:
+            open_root.ledger.external(tx, open_root.root, put_back.changes, cause=put_back.cause)
+        if left is not None and is_late:
+            _record_late(tx, open_root, left, rest, stable)
+        else:
+            for change in rest:
+                _record_change(tx, open_root, None, change)
         # In this transaction: the bytes of the earlier contents are referenced before the baseline forgets them.
         baseline.publish(tx)
     baseline.mark_published()
     baseline.unreadable_paths.clear()
+
+
+def _record_late(
+    tx: Tx,
+    open_root: OpenRoot,
+    left: LeftRunning,
+    changes: Sequence[BaselineChange],
+    stable: Mapping[RepoPath, Entry],
+) -> None:
+    (main, *others), found, ledger = left.rows(tx), list[Change](), open_root.ledger
+    for change in changes:
+        seen = ledger.last_seen(tx, open_root.disk.root.place_of(change.path)) or change.before
+        now = stable.get(change.path)
+        if seen is not None and now is not None and not same_state(seen, now):
+            found.append(Change(change.path, seen, now))
+    if found:
+        cause = PartOfCall(main.id, late=True, command=command_of(main.why))
+        facts = replace(facts_of(main), id=CallId(ledger.ids.new()), tool=main.tool, label=None, cause=cause)
+        notes = [*map(_gap, filter(_is_gap, changes)), *_shared_notes(found, main.id, [one.id for one in others])]
+        ledger.begin(tx, facts, AGENT)
+        moved = with_moves(found, guessed=True, rules=open_root.disk.capture)
+        ledger.end(tx, facts, Ending("committed", moved, coverage=notes))
+
+
+REVERTED_BY_HOST = "reverted by the host"
+REVERTED = "reverted by the host or by hand"
+_CHANGES_SEARCHED = 50
+
+
+@fast_dataclass(slots=True, frozen=True)
+class _PutBack:
+    """Changes that put paths back to what they were before an agent's calls; `cause` names the calls."""
+
+    changes: list[Change]
+    cause: Mapping[str, Any]
+
+
+def _put_back(tx: Tx, open_root: OpenRoot, found: Sequence[BaselineChange], *, by_host: bool) -> _PutBack | None:
+    """What the agent's host, or a person, has reverted. Hosts have an undo of their own, and report nothing of it.
+
+    A call counts as undone if each of its files is as it was before the call. If files are then again as the call had
+    left them, it counts as done again.
+    """
+    changes = list[Change]()
+    places: dict[str, set[bytes]] = {}
+    for one in found:
+        place = open_root.disk.root.place_of(one.path)
+        seen = open_root.ledger.last_seen(tx, place) if one.after is not None and not one.unstable else None
+        if seen is None or one.after is None or same_state(seen, one.after):
+            continue
+        rows = tx.select(CHANGES, {"place": place}, order=("wseq",), descending=True, limit=_CHANGES_SEARCHED)
+        was = [same_state(entry_from_bytes(row.before), one.after) for row in rows]
+        first = tx.get(CALLS, rows[was.index(True)].call) if True in was else None
+        if first is None or not (
+            first.reason in (REVERTED, REVERTED_BY_HOST) or (first.observed and not first.way_back)
+        ):
+            continue
+        changes.append(Change(one.path, seen, one.after))
+        for row in rows[: was.index(True) + 1]:
+            places.setdefault(row.call, set()).add(place)
+    if not changes:
+        return None
+    calls = [known for call in places if (known := tx.get(CALLS, call)) is not None]
+    whole = [call for call in calls if _files_of(tx, call.id) <= places[call.id]]
+    cause = {
+        "reason": REVERTED_BY_HOST if by_host else REVERTED,
+        "undoes": sorted(call.id for call in whole if call.observed and can_be_undone(call)),
+        "redoes": sorted(one.id for call in whole if call.external for one in tx.select(CALLS, {"undone_by": call.id})),
+    }
+    return _PutBack(changes, cause)
+
+
+def _files_of(tx: Tx, call: str) -> set[bytes]:
+    """The places that a call changed, without folders: a host that removes a file leaves its folder."""
+    rows = tx.select(CHANGES, {"call": call})
+    return {row.place for row in rows if not isinstance(entry_from_bytes(row.after), DirEntry)}
 
 
 def _shared_notes(changes: Iterable[Change], call: str, others: Sequence[str]) -> list[Note]:

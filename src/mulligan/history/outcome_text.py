@@ -95,7 +95,7 @@ _COMMAND_SHOWN = 60
 def call_title(row: CallRow, *, label: bool = False) -> str:
     """The tool of a call and its command, shortened, on one line; with `label` also the agent's own id of the call."""
     if row.external:
-        return "edited outside"
+        return row.reason or "edited outside"
     words = " ".join((command_of(row.why) or "").split())
     cut = words if len(words) <= _COMMAND_SHOWN else words[: _COMMAND_SHOWN - 1] + "…"
     title = f"{row.tool or 'call'}: {cut}" if cut else row.tool or row.label or "call"

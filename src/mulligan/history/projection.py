@@ -373,8 +373,12 @@ def _external(tx: Tx, record: Record) -> None:
             started_at=record.at,
             ended_at=record.at,
             wseq=record.seq,
+            reason=body.get("reason"),
         ),
     )
+    _mark_undone(tx, body.get("undoes", ()), by=body["id"])
+    for call in body.get("redoes", ()):
+        tx.update(CALLS, call, undone_by=None)
     # An external change has its position by its own record: no `committed` record gives it one.
     _put_changes(tx, body["id"], {**body, "wseq": record.seq})
 

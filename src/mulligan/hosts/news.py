@@ -15,6 +15,8 @@ from hashlib import sha256
 from mulligan.history.cause import UndoOperation
 from mulligan.history.ledger import newest_wseq
 from mulligan.history.log import calls_of, workspace_of
+from mulligan.history.multi_root import main_of
+from mulligan.history.observe import REVERTED
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.outcome_text import call_title
 from mulligan.history.tables import CALLS, CHANGES, TAKEN_IN_PART, CallRow
@@ -86,9 +88,10 @@ def _lines(tx: Tx, open_root: OpenRoot, session: SessionId, told: int) -> list[s
     calls: dict[str, CallRow] = {}
     touched: dict[str, None] = {}
     edited: dict[str, None] = {}
+    reverted: dict[str, None] = {}
     for row in reversed(list(_since(tx, open_root, told))):
         if row.external:
-            edited |= dict.fromkeys(_paths(tx, row))
+            (reverted if row.reason else edited).update(dict.fromkeys(_paths(tx, row)))
         elif isinstance(row.why, UndoOperation):
             own = [one for one in undone_calls(tx, row) if one.session == session]
             calls |= {one.id: one for one in own}
@@ -96,7 +99,9 @@ def _lines(tx: Tx, open_root: OpenRoot, session: SessionId, told: int) -> list[s
     lines = [f"- {state}: {_listed(names, _CALLS_MAX)}" for state, names in _by_state(tx, calls.values()).items()]
     if touched:
         lines.append(f"- files that changed through that: {_listed(list(touched), _PATHS_MAX)}")
-    others = [path for path in edited if path not in touched]
+    if reverted:
+        lines.append(f"- {REVERTED}: {_listed(list(reverted), _PATHS_MAX)}")
+    others = [path for path in edited if path not in touched and path not in reverted]
     if others:
         lines.append(f"- edited by the person or another program: {_listed(others, _PATHS_MAX)}")
     return lines
@@ -123,13 +128,15 @@ def undone_calls(tx: Tx, operation: CallRow) -> list[CallRow]:
         cause = waiting.pop().why
         for call in (*cause.of, *cause.part) if isinstance(cause, UndoOperation) else ():
             row = tx.get(CALLS, call)
-            if row is None or call in seen:
+            # What a process did that a call had left running is the doing of that call.
+            row = None if row is None else tx.get(CALLS, main_of(row)) or row
+            if row is None or row.id in seen:
                 continue
-            seen.add(call)
+            seen.add(row.id)
             if isinstance(row.why, UndoOperation):
                 waiting.append(row)
             else:
-                found[call] = row
+                found[row.id] = row
     return [found[call] for call in sorted(found)]
 
 

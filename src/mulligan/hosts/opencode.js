@@ -26,6 +26,7 @@ export const Mulligan = async ({ client, directory }) => {
   const parents = new Map()
   const news = new Map()
   const answering = new Set()
+  const reverts = new Map()
   const rootOf = (id) => (parents.has(id) ? rootOf(parents.get(id)) : id)
   const about = (id, event) => ({
     hook_event_name: event, session_id: rootOf(id), cwd: directory, ...(parents.has(id) ? { agent_id: id } : {}),
@@ -38,6 +39,11 @@ export const Mulligan = async ({ client, directory }) => {
     event: async ({ event }) => {
       const info = event.properties?.info
       if (event.type === "session.created" && info?.parentID) parents.set(info.id, info.parentID)
+      if (event.type === "session.updated" && (info?.revert?.messageID ?? null) !== (reverts.get(info.id) ?? null)) {
+        // opencode's own undo and redo have changed files.
+        reverts.set(info.id, info.revert?.messageID ?? null)
+        await report(about(info.id, "HostReverted"))
+      }
       if (event.type === "session.idle" && !parents.has(event.properties.sessionID))
         await report(about(event.properties.sessionID, "Stop"))
     },

@@ -43,7 +43,7 @@ from mulligan.values.errors import InternalError, MulliganError, fault
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import CallId, SessionId, TurnId
 
-Kind = Literal["pre", "post", "failure", "prompt", "stop", "session_start", "session_end"]
+Kind = Literal["pre", "post", "failure", "prompt", "stop", "session_start", "session_end", "reverted"]
 
 KIND_OF: Mapping[str, Kind] = MappingProxyType(
     {
@@ -60,6 +60,7 @@ KIND_OF: Mapping[str, Kind] = MappingProxyType(
         "AfterTool": "post",
         "BeforeAgent": "prompt",
         "AfterAgent": "stop",
+        "HostReverted": "reverted",
     }
 )
 
@@ -264,10 +265,10 @@ class Recorder:
         if self._left.ended():
             self._record_changes()
 
-    def _record_changes(self, *, full: bool = False) -> None:
+    def _record_changes(self, *, full: bool = False, by_host: bool = False) -> None:
         """Records what changed outside of every call."""
         ended = self._left.ended()
-        observe.record_changes(self._open_root, self._tree, full=full, left=self._left)
+        observe.record_changes(self._open_root, self._tree, full=full, left=self._left, by_host=by_host)
         self._left.drop(ended)
 
     def has_open_calls(self) -> bool:
@@ -421,6 +422,10 @@ class Recorder:
         for turn in turns:
             observe.end_turn(self._open_root, SessionId(event.session), TurnId(turn))
 
+    def _reverted(self, event: HookEvent, until: float, pid: int) -> None:
+        """The host says that its own undo has changed files."""
+        self._record_changes(full=True, by_host=True)
+
     def _session_start(self, event: HookEvent, until: float, pid: int) -> None:
         """Begins to scan the tree before the first tool call needs it."""
         self._record_changes()
@@ -435,6 +440,7 @@ _HANDLERS: Mapping[Kind, Callable[[Recorder, HookEvent, float, int], None]] = Ma
         "stop": Recorder._stop,
         "session_start": Recorder._session_start,
         "session_end": Recorder._session_end,
+        "reverted": Recorder._reverted,
     }
 )
 
