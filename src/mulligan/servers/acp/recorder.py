@@ -235,6 +235,9 @@ class ProxyRecorder:
             observe.end_open_turns(files.open_root, opened.id)
             self.open_sessions[session] = ProxiedSession(opened, files)
 
+    def is_recorded(self, session: str) -> bool:
+        return session in self.open_sessions
+
     def find(self, session: str) -> ProxiedSession | None:
         """An attached session, or a recorded one: undo of its files does not need the agent."""
         if session in self.open_sessions:

@@ -1,8 +1,9 @@
 """`mulligan acp -- COMMAND…`: a proxy between a client and another agent, which records what the agent does.
 
-`Relay` passes every line on unchanged, with two exceptions: it adds Mulligan's capabilities to the answer to
-`initialize`, and it adds a text block to a prompt if the model must learn that files were undone. It answers requests
-for undo operations itself. It holds a line back only until the record is written, and never longer than `HOLD_MAX_S`.
+`Relay` passes every line on unchanged, with three exceptions: it adds Mulligan's capabilities to the answer to
+`initialize` and Mulligan's commands to those of the agent, and it adds a text block to a prompt if the model must learn
+that files were undone. It answers requests for undo operations itself, and prompts that are commands, such as `/undo`.
+It holds a line back only until the record is written, and never longer than `HOLD_MAX_S`.
 `run_proxy` passes signals to the agent and returns its exit code.
 """
 
@@ -23,6 +24,7 @@ from io import BufferedReader
 from typing import Any, Generic, TypeVar, cast
 
 from mulligan.history.baseline import kernel_time_ns
+from mulligan.hosts.typed import DESCRIPTIONS, TypedCommand, answer, parse_typed
 from mulligan.servers.acp.permissions import PermissionRequests
 from mulligan.servers.acp.recorder import (
     ADDED_CAPABILITIES,
@@ -137,11 +139,16 @@ class Worker:
 HOLD_MAX_S = 2.0
 QUIET_S = 1.0
 _READ_S = 0.05
-_MATTERS = re.compile(rb'tool_call|"id"')
+_MATTERS = re.compile(rb'tool_call|"id"|available_commands')
 _PERMISSION = "session/request_permission"
 _WAITS = (_PERMISSION, "fs/write_text_file", "terminal/create")
 _SESSION_METHODS = ("session/new", "session/load", "session/resume", "session/fork")
 _OUR_ID = "mulligan:fork:"
+_HINTS = {"undo": "[CALL]", "mulligan": "VERB"}
+_COMMANDS: list[Frame] = [
+    {"name": name, "description": words, **({"input": {"hint": _HINTS[name]}} if name in _HINTS else {})}
+    for name, words in DESCRIPTIONS.items()
+]
 
 
 @fast_dataclass(slots=True, frozen=True)
@@ -166,6 +173,8 @@ class Relay:
         self._agent_capabilities: dict[str, Any] = {}
         self._announced: set[tuple[object, str]] = set()
         self._agent_line_begun = False
+        self._commands: dict[str, list[Any]] = {}
+        self._unannounced: list[str] = []
         self._permissions = PermissionRequests(agent)
         recorder.is_more_announced = lambda: bool(self._announced)
 
@@ -205,6 +214,12 @@ class Relay:
             return line
         if self._is_ours(method):
             self._answer(frame)
+            return None
+        typed = parse_typed("acp", text_of_prompt(_params(frame))) if method == "session/prompt" else None
+        if typed is not None and self._recorder.is_recorded(str(_params(frame).get("sessionId"))):
+            busy = str(_params(frame)["sessionId"]) in self._prompting
+            run = partial(self._run_typed, typed, busy=busy)
+            self._worker.do(lambda: self._client.answer(frame, lambda _, params: run(params)))
             return None
         self._pending_requests[_key(frame)] = PendingRequest(method, _params(frame))
         return self._with_preface(frame, line) if method == "session/prompt" else line
@@ -258,6 +273,17 @@ class Relay:
         finally:
             live.files.scan()
 
+    def _run_typed(self, typed: TypedCommand, params: Params, *, busy: bool) -> Any:
+        """Runs a command that the person typed as a prompt. The agent learns nothing of the prompt."""
+        live, words = self._recorded_session(params), "The agent still works; type this again when it is done."
+        if not busy:
+            live.files.scan()
+            words = answer(live.files.open_root, live.session.id, typed, live.session.root)
+            live.files.scan()
+        chunk = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": words}}
+        self._client.notify("session/update", {"sessionId": params["sessionId"], "update": chunk})
+        return {"stopReason": "end_turn"}
+
     def _recorded_session(self, params: Params) -> ProxiedSession:
         live = self._recorder.find(param(params, "sessionId"))
         if live is None:
@@ -303,6 +329,18 @@ class Relay:
         passed = _guarded(self._read_agent_line, line)
         self._agent_line_begun = False
         self._client.pass_on(passed if passed is not None else line)
+        while self._unannounced:
+            # After the answer that names the session. An agent without commands announces none.
+            session = self._unannounced.pop()
+            if self._recorder.is_recorded(session):
+                told = {"sessionId": session, "update": self._with_commands(session, {})}
+                self._client.notify("session/update", told)
+
+    def _with_commands(self, session: str, update: Frame) -> Frame:
+        """The update with the agent's commands and Mulligan's."""
+        names = {one["name"] for one in _COMMANDS}
+        theirs = [one for one in self._commands.get(session, []) if _object_name(one) not in names]
+        return {**update, "sessionUpdate": "available_commands_update", "availableCommands": [*theirs, *_COMMANDS]}
 
     def long_from_agent(self, line: LongLine) -> None:
         _report_long_line("agent")
@@ -314,7 +352,15 @@ class Relay:
         frame = object_in(line) if _MATTERS.search(line) else {}
         method = frame.get("method")
         if method == "session/update":
-            self._record_update(_params(frame), "update")
+            params, update = _params(frame), _params(frame).get("update")
+            if isinstance(update, dict) and isinstance(update.get("availableCommands"), list):
+                session = str(params.get("sessionId"))
+                self._commands[session] = update["availableCommands"]
+                if not self._recorder.is_recorded(session):
+                    return line
+                told = {**params, "update": self._with_commands(session, update)}
+                return encode({**frame, "params": told}) + b"\n"
+            self._record_update(params, "update")
         elif method in _WAITS:
             self._record_update(_params(frame), "toolCall")
             if method == _PERMISSION and "id" in frame:
@@ -376,10 +422,16 @@ class Relay:
         folder, known = folder_of(asked.params), asked.params.get("sessionId")
         if asked.method == "session/fork" and isinstance(given, str):
             self._worker.do(lambda: self._recorder.fork(str(known), given, folder)).wait(HOLD_MAX_S)
+            self._unannounced.append(given)
             return
         session = given if isinstance(given, str) else known
         if folder is not None and isinstance(session, str):
             self._worker.do(lambda: self._recorder.attach(session, folder)).wait(HOLD_MAX_S)
+            self._unannounced.append(session)
+
+
+def _object_name(command: object) -> object:
+    return command.get("name") if isinstance(command, dict) else None
 
 
 def _report_long_line(sender: str) -> None:
