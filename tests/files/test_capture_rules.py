@@ -386,6 +386,56 @@ def test_mcp_snapshots_and_leases_store_no_byte(place: Place, setting: str) -> N
     assert place.env.read_bytes() == NEW
 
 
+@pytest.mark.req("D18.capture_never", "D18.capture_digest_only", "D18.capture_undo_skips")
+@pytest.mark.parametrize("change", ["write", "create", "mode", "move", "delete"])
+def test_what_a_fork_did_to_a_path_that_is_not_captured_is_merged(place: Place, setting: str, change: str) -> None:
+    place.configure(setting, ".env", "new.env")
+    (place.root / "other").write_text("x\n")
+    with place.open() as m:
+        session = m.session("s")
+        fork = session.fork(files="copy", to=str(place.root.parent / "fork"))
+        with fork.call("works") as call:
+            call.write_file("other", "y\n")
+            if change in ("write", "create"):
+                call.write_file(".env" if change == "write" else "new.env", NEW.decode())
+            elif change == "mode":
+                call.exec(["chmod", "600", ".env"])
+            elif change == "move":
+                call.move(".env", "new.env")
+            else:
+                call.delete(".env")
+        merged = fork.merge()
+        assert merged.ok and not place.strays()
+        found = {path.name: (path.read_bytes(), path.stat().st_mode & 0o777) for path in place.root.iterdir()}
+        wanted: dict[str, dict[str, tuple[bytes, int]]] = {
+            "write": {".env": (NEW, 0o640)},
+            "create": {".env": (OLD, 0o640), "new.env": (NEW, 0o644)},
+            "mode": {".env": (OLD, 0o600)},
+            "move": {"new.env": (OLD, 0o640)},
+            "delete": {},
+        }
+        assert found == wanted[change] | {"other": (b"y\n", 0o644)}
+        undone = session.undo()
+        skipped = {"write": {".env"}, "create": {"new.env"}, "mode": {".env"}, "move": {".env", "new.env"}}
+        outcomes = {one.path: (one.outcome, one.reason) for one in undone.outcomes}
+        left = dict.fromkeys(skipped.get(change, {".env"}), ("skipped", "not_captured"))
+        assert outcomes == {"other": ("restored", None)} | left
+
+
+@pytest.mark.req("D18.capture_never", "D18.capture_digest_only")
+@pytest.mark.parametrize("on_conflict", ["merge", "overwrite"])
+def test_a_merge_overwrites_no_bytes_that_it_cannot_store(place: Place, setting: str, on_conflict: Any) -> None:
+    with place.open() as m:
+        session = m.session("s")
+        fork = session.fork(files="copy", to=str(place.root.parent / "fork"))
+        with fork.call("works") as call:
+            call.write_file(".env", NEW.decode())
+        place.env.write_text("a person's\n")
+        merged = fork.merge(on_conflict=on_conflict)
+        assert not merged.ok and outcome(merged) == ("conflicted", "not_captured")
+        assert place.env.read_text() == "a person's\n"
+
+
 def _mcp(place: Place, tool: str, arguments: dict[str, Any]) -> Any:
     frames = [
         {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": _HELLO},

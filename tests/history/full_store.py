@@ -116,10 +116,26 @@ def written_by_a_tool(workspace: TempWorkspace) -> str:
     return ""
 
 
+def removed_by_a_command(workspace: TempWorkspace) -> str:
+    """Many small files, whose preimages go into a spool first. Whether all are there again, and as they were."""
+    files = {f"d/{number}": os.urandom(30_000) for number in range(400)}
+    (workspace.root / "d").mkdir()
+    for name, data in files.items():
+        (workspace.root / name).write_bytes(data)
+    told = "committed"
+    try:
+        with workspace.session().call() as call:
+            call.exec(["sh", "-c", "rm -r d"])
+    except MulliganError as fault:
+        told = fault.code
+    found = {f"d/{path.name}": path.read_bytes() for path in (workspace.root / "d").iterdir()}
+    return f"{told} {found == files}"
+
+
 SCENES = {
     one.__name__: one
     for one in (
-        *(made_by_a_command, saved_by_somebody, left_by_a_program, died_with_its_command),
+        *(made_by_a_command, removed_by_a_command, saved_by_somebody, left_by_a_program, died_with_its_command),
         *(run_by_a_person, written_by_a_tool),
     )
 } | {f"exec_{strategy}": exec_with(strategy) for strategy in ("notify", "watch", "scan", "overlay")}

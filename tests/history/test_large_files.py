@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -131,6 +132,11 @@ class TestWithAFullStore:
         seen = self.play(tmp_path, "made_by_a_command")
         ended = {"files": {}, "calls": ["aborted"], "stuck": []}
         assert seen == {"told": "no_space", "full": ended, "room": ended, "broken": [], "store_full": [True]}
+
+    def test_the_many_files_that_a_command_removed_are_there_again_and_the_call_ends(self, tmp_path: Path) -> None:
+        seen = self.play(tmp_path, "removed_by_a_command")
+        ended = {"files": {"d": ANY}, "calls": ["aborted"], "stuck": []}
+        assert seen == {"told": "no_space True", "full": ended, "room": ended, "broken": [], "store_full": [True]}
 
     def test_what_another_writer_saved_stays_and_the_call_ends(self, tmp_path: Path) -> None:
         seen = self.play(tmp_path, "saved_by_somebody")

@@ -48,7 +48,7 @@ from mulligan.history.git_changes import is_locked_by_git
 from mulligan.history.ledger import Ledger
 from mulligan.history.permissions import NoteLift, despite_modes
 from mulligan.history.plan import leaves
-from mulligan.history.tables import CallRow, RootRow, TouchRow
+from mulligan.history.tables import CallRow, RootRow, SpooledContents, TouchRow
 from mulligan.values import limits
 from mulligan.values.canonical import decode
 from mulligan.values.clock import booted_at_ns, monotonic_s
@@ -234,13 +234,17 @@ class Report:
         self.rescued |= {(path, entry.digest): None for entry in files}
 
 
-def put_back(root: WritableRoot, traces: Iterable[Trace], note_lift: NoteLift) -> Report:
+def put_back(
+    root: WritableRoot, traces: Iterable[Trace], note_lift: NoteLift, spooled: SpooledContents | None = None
+) -> Report:
     """Restore every path, even if another one fails; raise the first error as OSError after all were tried.
+
+    `spooled`: bytes that the store does not have, because it is full.
 
     The traces come newest first, and abort restores them in that order, as far as directories allow.
     """
     report, errors = Report(), list[OSError]()
-    bodies = _Bodies(root.ledger)
+    bodies = _Bodies(root.ledger, spooled)
 
     def attempt(restore: _PathRestore, act: Callable[[], None]) -> bool:
         try:
@@ -322,8 +326,9 @@ def sync_paths(disk: Disk, paths: Iterable[RepoPath]) -> None:
 class _Bodies:
     """Reads the bytes of files to restore. It reads several of the next ones in one transaction."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, spooled: SpooledContents | None) -> None:
         self._ledger = ledger
+        self._spooled = spooled
         self._ahead: deque[FileEntry] = deque()
         self._read: dict[Digest, bytes] = {}
 
@@ -336,6 +341,8 @@ class _Bodies:
         if entry.digest not in self._read and self._ahead and _is_whole(entry):
             self._read_along()
         known = self._read.get(entry.digest)
+        if known is None and self._spooled is not None:
+            known = self._spooled.read(entry.digest)
         return self._ledger.blobs.content(entry.digest, entry.size) if known is None else known
 
     def _read_along(self) -> None:

@@ -379,7 +379,9 @@ class CopyMerge:
         if theirs.special or ours.special:
             return False
         merged = self._merged(path, ours, theirs)
-        overwrites = isinstance(merged, Conflict) and self.on_conflict == "overwrite"
+        # Bytes that the store may not have cannot be rescued.
+        may_overwrite = self.on_conflict == "overwrite" and ours.entry.withheld is None
+        overwrites = isinstance(merged, Conflict) and may_overwrite
         if overwrites:
             merged = TakeTheirs(theirs.entry)
         # A later merge needs what the copy held here, which the merged file does not show.
@@ -395,6 +397,9 @@ class CopyMerge:
             known = [i for i in (ours, theirs) if isinstance(i.entry, FileEntry) and i.entry.digest == digest]
             return known[0].data if known else self.open_root.ledger.blobs.read(digest)
 
+        # The project's file of one side may name a path that the other side captures.
+        if self.open_root.disk.capture.withheld(path) != self.there.disk.capture.withheld(path):
+            return Conflict("not_captured")
         base = ours.entry if same_state(ours.entry, theirs.entry) else self._base(path, ours)
         try:
             return Conflict("not_captured") if base is None else merge_entry(base, ours.entry, theirs.entry, read)
@@ -459,7 +464,7 @@ def _check_exist(*open_roots: OpenRoot) -> None:
 def _content_of(entry: Entry, *images: Image) -> Content | None:
     """The bytes of a file entry that one of the images holds."""
     wanted = entry.digest if isinstance(entry, FileEntry) else None
-    return next((i.content for i in images if isinstance(i.entry, FileEntry) and i.entry.digest == wanted), None)
+    return next((i.any_content for i in images if isinstance(i.entry, FileEntry) and i.entry.digest == wanted), None)
 
 
 def _walk(directory: bytes) -> Iterator[RepoPath]:

@@ -192,6 +192,7 @@ class Call:
             endings: list[tuple[Call, Ending]] = []
             for call in (*self.parts.values(), self):
                 if call is self or call.state.has_begun:
+                    call.state.store_spooled()
                     endings.append((call, call._ending(reason)))
             try:
                 with self.ledger.store.write() as tx:
@@ -308,6 +309,9 @@ class Call:
             ours = [call for call in whole if call.state.status == "open" and not call._was_ended()]
             for call in ours:
                 call.state.roll_back(None)
+            # Everything is as it was, so nothing needs the spool; a full store needs its room for the record.
+            for call in ours:
+                call.state.close_spool()
             self._record_abort(ours)
             return self.conflicts
 
@@ -323,7 +327,6 @@ class Call:
         for call in calls:
             call.state.status = "aborted"
             call._discard_originals()
-            call.state.close_spool()
 
     def _discard_originals(self) -> None:
         """Remove the copies of uncaptured paths, after the call has ended.

@@ -8,6 +8,7 @@ when the command is over (`absorb`). Or a scan finds the change afterwards and k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from mulligan.files.disk import NOTHING, Image
@@ -108,8 +109,10 @@ class CommandChanges:
         with self._state.lock:
             self._state.check_open()
             is_one_of_many = len(paths) == 1 and len(self._state.touched) >= SPOOLED_AFTER
-            if is_one_of_many and self._append_to_spool(paths[0], going=going):
-                return
+            # Without room for the spool, the transaction below says what is missing.
+            with suppress(OSError):
+                if is_one_of_many and self._append_to_spool(paths[0], going=going):
+                    return
             images = self._state.images(path for path in paths if path not in self._state.touched)
             self._state.note_gaps(images)
             # Note the times now, while the command has not changed anything in these folders yet.
@@ -218,6 +221,7 @@ class CommandChanges:
     def _renew(self, tx: Tx, spool: PreimageSpool) -> None:
         """Learn what other calls have claimed. What they claim later, the spool notices."""
         spool.renew()
+        self._recorded.clear()
         others = [row.place for row in tx.select(CLAIMS) if row.call != self._state.facts.id]
         # Another spool grows without notice, so each path needs a transaction while there is one.
         self._blocked = (b"",) if any(place.startswith(SPOOL) for place in others) else tuple(others)

@@ -308,7 +308,7 @@ def content_for(open_root: OpenRoot, move: PlannedChange, image: Image) -> Conte
         return move.content
     # The bytes that stay may be a person's, and then the store does not have them.
     stays = isinstance(image.entry, FileEntry) and image.entry.digest == move.target.digest
-    return image.content if stays else open_root.ledger.blobs.content(move.target.digest, move.target.size)
+    return image.any_content if stays else open_root.ledger.blobs.content(move.target.digest, move.target.size)
 
 
 def written_since(open_root: OpenRoot, move: PlannedChange, image: Image) -> bytes | None:

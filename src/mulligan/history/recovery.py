@@ -133,7 +133,9 @@ def _recover(open_root: RecoverableRoot, row: OpenRow) -> Recovered | None:
     except (OSError, MulliganError) as error:
         # A disk that fails now must not keep the user from working. The row goes back to its dead owner for a retry.
         with suppress(MulliganError), open_root.ledger.store.write() as tx:
-            tx.put(OPEN, row)
+            # Another process may have taken it over, or ended the call.
+            if tx.get(OPEN, row.call) == replace(row, owner=open_root.ledger.store.owner()):
+                tx.put(OPEN, row)
         if isinstance(error, MulliganError) and error.code == "no_space":
             open_root.ledger.note_store_full(CallId(row.call))
         reason = error.message if isinstance(error, MulliganError) else f"{error.strerror or error}"
@@ -142,13 +144,14 @@ def _recover(open_root: RecoverableRoot, row: OpenRow) -> Recovered | None:
 
 def _end_call(open_root: RecoverableRoot, row: OpenRow) -> Recovered | None:
     store, owner = open_root.ledger.store, open_root.ledger.store.owner()
-    if store.directory is not None:
-        open_root.ledger.store_preimages(standing_in(spool_path(store.directory, row.call)))
     with store.write() as tx:
         # The first process that takes the row over does the work; a second one sees a living owner.
         if tx.get(OPEN, row.call) != row:
             return None
         tx.put(OPEN, replace(row, owner=owner))
+    if store.directory is not None:
+        open_root.ledger.store_preimages(standing_in(spool_path(store.directory, row.call)))
+    with store.read() as tx:
         touches = tx.select(TOUCHES, {"call": row.call})
         call = tx.get(CALLS, row.call)
         assert call is not None, "a call is recorded when it begins"

@@ -19,6 +19,8 @@ from mulligan.files.identity import FOLDS
 from mulligan.files.resolve import folded
 from mulligan.history.cause import WORK, Cause, UndoOperation, cause_from_text
 from mulligan.store.protocol import Table, Tx
+from mulligan.values.canonical import decode
+from mulligan.values.digest import Digest
 from mulligan.values.entries import Change, Entry, entry_from_bytes
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import OwnerId
@@ -411,11 +413,31 @@ class PreimageSpool:
         """Note that the store has everything that was appended so far."""
         self._stored = self._end
 
+    def contents(self) -> SpooledContents:
+        """For a rollback while the store is full: the bytes of files, which the store could not take."""
+        return SpooledContents(self._file, self.path)
+
     def close(self) -> None:
         """Only after the call has ended: until then the file holds its claims."""
         os.close(self._file)
         with suppress(FileNotFoundError):
             os.unlink(self.path)
+
+
+class SpooledContents:
+    """The bytes of files in a spool, by digest. Only where they are is in memory."""
+
+    def __init__(self, file: int, path: str) -> None:
+        self._file = file
+        self._at: dict[str, tuple[int, int]] = {}
+        for one, end in read_spool(path):
+            if one.content is not None:
+                size = len(one.content)
+                self._at[decode(one.row.before)["digest"]] = size, end - size
+
+    def read(self, digest: Digest) -> bytes | None:
+        found = self._at.get(digest)
+        return None if found is None else os.pread(self._file, *found)
 
 
 def _encoded(row: TouchRow, content: bytes | None) -> bytes:

@@ -43,7 +43,7 @@ from mulligan.store.protocol import Claim, Tx
 from mulligan.values import scoped_var
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, FileEntry, same_content, same_state
-from mulligan.values.errors import MulliganError, Refused, fault, fault_of_os_error
+from mulligan.values.errors import InternalError, MulliganError, Refused, fault, fault_of_os_error
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import RepoPath, join, name_of, parent_of, path_bytes, to_wire
 from mulligan.values.scoped_var import block_exit
@@ -466,12 +466,18 @@ class CallState:
         """
         with self.lock:
             undoing = self.log.undoing(block)
-            if self.spool is not None:
+            no_space: InternalError | None = None
+            try:
                 self.store_spooled()
+            except InternalError as error:
+                if error.code != "no_space":
+                    raise
+                no_space = error
+            spooled = None if no_space is None or self.spool is None else self.spool.contents()
             self._record_shared(reversed(undoing.before))
             earlier = {path: was for path, was in undoing.before.items() if path not in self.shared}
             try:
-                report = put_back(self, [self._trace(*one) for one in earlier.items()], self.note_lift)
+                report = put_back(self, [self._trace(*one) for one in earlier.items()], self.note_lift, spooled)
             except OSError as error:
                 self.is_stuck = True
                 words = (
@@ -481,6 +487,9 @@ class CallState:
             for rescued in report.rescued:
                 self.account.rescue(*rescued)
             self._rescue_unattributed(earlier)
+            if no_space is not None and (report.rescued or report.conflicts):
+                # Only the spool has the earlier bytes of these paths.
+                raise no_space
             in_the_way = [*report.conflicts, *report.lost, *sorted(undoing.overtaken)]
             self.conflicts += [path for path in in_the_way if path not in self.conflicts]
             # Of the folders in conflict, those in which the call itself made later changes; of files, another process

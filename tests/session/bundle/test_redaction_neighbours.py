@@ -111,6 +111,38 @@ def test_a_secret_is_taken_out_whatever_is_around_it_and_in_it(
     assert secret_in(json.dumps(clean)) is None
 
 
+@pytest.mark.req("HS11.any_neighbour")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "\x1b%G",
+        "\x1b(B",
+        "\x1b[m\x0f",
+        "\x0e",
+        "\x1b*0",
+        "\x1bPq#0\x1b\\",
+        "\x1bk top\x1b\\",
+        "\x1b_Ga=q\x1b\\",
+        "\x1b^x\x07",
+    ],
+    ids=lambda command: repr(command)[1:-1],
+)
+@pytest.mark.parametrize("kind", DISTINCTIVE)
+def test_a_secret_is_taken_out_if_any_command_to_a_terminal_is_in_it(kind: str, command: str) -> None:
+    secret = BY_SHAPE[kind](Random(f"{kind} {command}"))
+    for at in (1, len(secret) // 2):
+        clean, count = redacted(f"run {secret[:at]}{command}{secret[at:]} now")
+        assert secret not in clean.replace(command, "") and count
+
+
+@pytest.mark.req("HS11.base64_runs")
+@pytest.mark.parametrize("before", ["-", "_", "-p", "KEY_"])
+def test_base64_in_lines_is_read_whatever_stands_before_it(before: str) -> None:
+    secret = "dop_v1_" + "9f86d081" * 8
+    lines = base64.encodebytes(f"{'.' * 20}{secret}".encode()).decode()
+    assert redacted(before + lines)[0] == f"<redacted:base64_text:{len(before + lines) - 1}>\n"
+
+
 @pytest.mark.req("HS11.base64_runs")
 def test_base64_is_searched_up_to_a_limit_and_goes_whole_beyond_it() -> None:
     secret = BY_SHAPE["github_classic"](Random(1))

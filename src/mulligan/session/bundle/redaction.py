@@ -151,7 +151,7 @@ _BASE64_MIN_CHARS = 20
 # In lines, as mail, PEM and `base64` have it, with or without an indentation, or in one piece.
 _LINE_END = r"(?:\r?\n|(?:\\{1,4}+r)?\\{1,4}+n)[ \t]{0,16}+"
 _BASE64_RUN = re.compile(
-    rf"(?:[A-Za-z0-9+/]{{60,}}+{_LINE_END})++[A-Za-z0-9+/]*+={{0,2}}"
+    rf"(?:[A-Za-z0-9+/_-]{{60,}}+{_LINE_END})++[A-Za-z0-9+/_-]*+={{0,2}}"
     rf"|[A-Za-z0-9+/_-]{{{_BASE64_MIN_CHARS},}}+={{0,2}}"
 )
 _LINE_BREAK = re.compile(_LINE_END)
@@ -160,10 +160,12 @@ _URL_SAFE = str.maketrans("-_", "+/")
 _ESCAPE = re.compile(
     r"(?:\x1b|\\u001[bB]|\\x1[bB]|\\033|\\e)"
     r"(?:\[[0-9;:<=>?]{0,64}+[ -/]{0,4}+[@-~]"
-    r"|\][^\x07\x1b\\]{0,2048}+(?:\x07|\x1b\\|\\u0007|\\a)"
-    r"|[()#][A-Za-z0-9]|[=>78cDEHMNOZ])"
+    r"|[\]PX^_k][^\x07\x1b\\]{0,2048}+(?:\x07|\x1b\\|\\u0007|\\a)"
+    r"|[ -/]{1,4}+[0-~]|[=>78cDEHMNOZ])"
     r"|\x9b[0-9;:<=>?]{0,64}+[ -/]{0,4}+[@-~]"
+    r"|[\x0e\x0f]"
 )
+_ESCAPES_BEGIN = ("\x1b", "\\", "\x9b", "\x0e", "\x0f")
 _BASE64 = re.compile(r"(?:base64:)?[A-Za-z0-9+/]{16,}+={0,2}\Z")
 _REDACTION_MARK = re.compile(r"<redacted:[a-z_0-9]+:\d+>")
 
@@ -422,7 +424,7 @@ def _holds_secret(plain: str, kinds: Sequence[SecretKind], names: PrivateNames |
 def _all_spans(text: str, kinds: Sequence[SecretKind]) -> Iterator[Span]:
     """The spans in the text as written, and in the text as a terminal shows it."""
     yield from _spans_as_written(text, kinds)
-    if "\x1b" in text or "\x9b" in text or "\\" in text:
+    if any(begin in text for begin in _ESCAPES_BEGIN):
         yield from _spans_as_shown(text, kinds)
 
 
