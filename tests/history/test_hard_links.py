@@ -299,7 +299,19 @@ class TestNamesInside:
     @pytest.mark.req("D5.hard_links_restored")
     @pytest.mark.parametrize(
         "command",
-        ["rm d/also", "sed -i s/version/changed/ a", "rm a d/also", "rm -r d", "mv d e", "rm a; mkdir a", "ln -f z a"],
+        [
+            *(
+                "rm d/also",
+                "sed -i s/version/changed/ a",
+                "rm a d/also",
+                "rm -r d",
+                "mv d e",
+                "rm a; mkdir a",
+                "ln -f z a",
+            ),
+            *("chmod 600 a; sed -i s/version/changed/ a", "chmod 600 d/also; sed -i s/version/changed/ d/also"),
+            *("chmod 600 a; cp a b; mv b a", "cp a b; mv b a; chmod 600 a"),
+        ],
     )
     @pytest.mark.parametrize("how", ["undo", "abort"])
     def test_are_one_file_again_when_the_command_that_parted_them_is_undone(

@@ -374,6 +374,8 @@ class Replacement:
             return FoundEntry(found)
         if isinstance(found.entry, FileEntry) and self._has_names_elsewhere(found):
             return self._part_with_metadata(found)
+        if self.same_as is not None and self.disk.link_group(self.same_as) != self.disk.link_group(self.spot):
+            return self._join_same(found)
         return self._set_metadata_of(self.wanted.entry, now=found.entry)
 
     def _part_with_metadata(self, found: Image) -> Swapped | FoundEntry:
@@ -384,6 +386,11 @@ class Replacement:
         content = self.wanted.content or self.disk.image(self.spot).any_content
         entry = replace(self.wanted.entry, mtime_ns=self.wanted.entry.mtime_ns or found.entry.mtime_ns)
         return replace(self, wanted=TargetEntry(entry, content), seen=found)._replace()
+
+    def _join_same(self, found: Image) -> Swapped | FoundEntry:
+        """Make the path a name of the wanted file, which is a file of its own elsewhere."""
+        content = self.wanted.content or self.disk.image(self.spot).any_content
+        return replace(self, wanted=TargetEntry(self.wanted.entry, content), seen=found)._replace()
 
     def _set_metadata_of(self, wanted: FileEntry | DirEntry, *, now: Entry) -> Swapped | FoundEntry:
         """Set mode, attributes and time. If another process removes the path meanwhile, there is nothing to set."""

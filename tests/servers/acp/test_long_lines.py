@@ -65,8 +65,10 @@ def test_our_agent_refuses_a_line_over_32_mib_and_goes_on(tmp_path: Path, size: 
 def test_our_agent_reads_a_line_of_32_mib(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     with connected(tmp_path / "home", "--provider", "mock", cwd=str(tmp_path / "work")) as client:
+        start = _peak_bytes(client)
         _send(client, _line(LIMIT, b'{"jsonrpc":"2.0","id":70,"method":"unknown","params":{"text":"'))
         assert client.answer(70)["error"]["code"] == -32601
+        assert _peak_bytes(client) - start <= 3 * LIMIT + 8 * MIB
 
 
 @pytest.mark.req("D14.acp.long_line_passed_on")

@@ -75,7 +75,10 @@ def lines_of(source: IO[bytes]) -> Iterator[bytes | LongLine]:
             pieces.append(piece)
             size_bytes += len(piece)
         if size_bytes - piece.endswith(b"\n") <= LINE_MAX_BYTES:
-            yield b"".join(pieces)
+            whole = b"".join(pieces)
+            # While the caller parses the line, there is one copy of it.
+            del pieces, piece
+            yield whole
         else:
             long = LongLine(source, pieces)
             del pieces
