@@ -21,11 +21,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mulligan.exec.capture.notify import Bare, Capture, Notify
+from mulligan.exec.capture.notify import Capture, Notify
 from mulligan.exec.capture.overlay import Overlay
 from mulligan.exec.command import Spools, command
 from mulligan.exec.run import run
 from mulligan.exec.start import LAUNCHER
+from tests.exec.window_captures import NoCapture
 
 FILES_PER_FOLDER = 10
 BULK = 3000
@@ -69,7 +70,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Path], None]]] = {
 }
 
 
-WAYS: dict[str, Callable[[], Capture]] = {"bare": Bare, "notify": lambda: Notify(Hashing()), "overlay": Overlay}
+WAYS: dict[str, Callable[[], Capture]] = {"bare": NoCapture, "notify": lambda: Notify(Hashing()), "overlay": Overlay}
 
 
 def once(text: str, root: Path, capture: Capture) -> float:

@@ -1,7 +1,7 @@
 """The composition root: `open()`, the class `Mulligan`, and `agent_loop()`.
 
 `open_store` chooses the store engine and its directory and starts its maintenance. `_open_root` opens a root, and
-`_recovered` runs recovery in it. `agent_loop` fills in the provider, tools and bounds that the caller left out.
+`recover_from` runs recovery in it. `agent_loop` fills in the provider, tools and bounds that the caller left out.
 """
 
 from __future__ import annotations
@@ -164,15 +164,16 @@ def _hand_over_sync(store: SqliteStore) -> bool:
     folder, originals = background_folder(store.directory), store.originals
     if originals is None or not os.path.exists(os.path.join(folder, SOCKET)):
         return False
-    has_let_go = False
+    is_closed = False
 
-    def let_go() -> None:
-        nonlocal has_let_go
-        has_let_go = True
+    def close_originals() -> None:
+        nonlocal is_closed
+        is_closed = True
         originals.close()
 
     # If it does not answer after that, the next process that opens the store does these syncs.
-    return ask_background(folder, b"sync " + originals.process.encode(), before=let_go) is not None or has_let_go
+    answer = ask_background(folder, b"sync " + originals.process.encode(), before=close_originals)
+    return answer is not None or is_closed
 
 
 def sync_left(directory: str, process: str) -> None:
@@ -183,11 +184,11 @@ def sync_left(directory: str, process: str) -> None:
 
     clock = SystemClock()
     store = SqliteStore(directory, SCHEMA, clock=clock, create=False)
-    with ExitStack() as closing:
-        closing.callback(store.close)
+    with ExitStack() as cleanup:
+        cleanup.callback(store.close)
         left = None if store.originals is None else store.originals.of_process(os.path.basename(process))
         if left is not None:
-            closing.callback(left.close)
+            cleanup.callback(left.close)
             left.sync()
         BackgroundSync(store, clock).move()
         if left is not None:
@@ -198,23 +199,22 @@ def _refuse_inside(directory: str, root: str | None) -> None:
     """Refuse a store inside the workspace: it would record itself, and an agent could edit it."""
     if root is None:
         return
-    inner, outer = os.path.realpath(directory), os.path.realpath(root)
-    if inner == outer or inner.startswith(outer.rstrip("/") + "/"):
+    if is_inside(os.path.realpath(directory), os.path.realpath(root)):
         raise fault(
             "store_inside_workspace",
             f"The store {directory} is inside the workspace {root}. Choose one outside, with MULLIGAN_HOME or --store.",
         )
 
 
-_innermost_here: ScopedVar[Mulligan] = ScopedVar("mulligan_workspace")
-_open: list[Mulligan] = []
+_innermost_open: ScopedVar[Mulligan] = ScopedVar("mulligan_workspace")
+_open_workspaces: list[Mulligan] = []
 _folders: dict[tuple[str, int, str], Mulligan] = {}
-_opening_folders = fork_safe_lock()
+_folders_lock = fork_safe_lock()
 
 
 def innermost() -> Mulligan:
-    """The open workspace that this thread or task opened last, else that any thread did; else the current folder."""
-    found = _innermost_here.now() or next(reversed(_open), None)
+    """The workspace that this thread or task opened last and has open; else any thread's; else the current folder."""
+    found = _innermost_open.now() or next(reversed(_open_workspaces), None)
     return _current_folder() if found is None else found
 
 
@@ -224,7 +224,7 @@ def _current_folder() -> Mulligan:
         place = os.getcwd(), os.stat(".").st_ino, state_directory(os.environ)
     except OSError:
         return open(".")
-    with _opening_folders:
+    with _folders_lock:
         if place not in _folders:
             _folders[place] = open(".")
             _folders[place]._leave_open_workspaces()
@@ -247,9 +247,9 @@ class Mulligan:
         self.recovered = tuple(recovered)
         self.power_cut = tuple(power_cut)
         self._sessions: Sessions | None = None
-        self._block = _innermost_here.block(self)
+        self._block = _innermost_open.block(self)
         self._block.__enter__()
-        _open.append(self)
+        _open_workspaces.append(self)
 
     @property
     def root(self) -> str:
@@ -301,8 +301,8 @@ class Mulligan:
     def _leave_open_workspaces(self) -> None:
         """Remove this workspace from those that `innermost` returns."""
         self._block.__exit__()
-        if self in _open:
-            _open.remove(self)
+        if self in _open_workspaces:
+            _open_workspaces.remove(self)
 
     def __enter__(self) -> Mulligan:
         return self
@@ -347,7 +347,7 @@ def open(
     rules = parse_policy([] if policy is None else policy)
     folder = _folder(root)
     open_root = _open_root(folder, store, durability=durability, clock=clock or SystemClock(), ids=ids)
-    return _recovered(open_root, Boundary(os.path.abspath(folder), limits, rules))
+    return _after_recovery(open_root, Boundary(os.path.abspath(folder), limits, rules))
 
 
 def _check_has(name: str, given: object, method: str) -> None:
@@ -378,7 +378,7 @@ def open_for_reading(root: str = ".", *, store: str | None = None) -> Mulligan:
         if gone is not None:
             return Mulligan(gone, Boundary(os.fsdecode(gone.root.place) or "/"), ())
     open_root = _open_root(root, store, durability="process", clock=SystemClock(), create=False)
-    return _recovered(open_root, Boundary(os.path.abspath(root)))
+    return _after_recovery(open_root, Boundary(os.path.abspath(root)))
 
 
 def open_nearest(
@@ -400,7 +400,7 @@ def open_nearest(
     limits = parse_capability({} if capability is None else capability)
     rules = parse_policy([] if policy is None else policy)
     open_root = _open_root(folder, store, durability="process", clock=SystemClock(), create=record, nearest=True)
-    return _recovered(open_root, Boundary(os.fsdecode(open_root.disk.root.path), limits, rules))
+    return _after_recovery(open_root, Boundary(os.fsdecode(open_root.disk.root.path), limits, rules))
 
 
 def known_roots(store: Store) -> list[str]:
@@ -444,9 +444,9 @@ def _root_without_directory(root: str, store: str | None) -> OpenRoot | None:
     from mulligan.values.ids import SystemIds
 
     clock = SystemClock()
-    with ExitStack() as closing:
+    with ExitStack() as cleanup:
         opened = open_store(store, SCHEMA, durability="process", clock=clock, create=False)
-        closing.callback(opened.close)
+        cleanup.callback(opened.close)
         ledger = Ledger(opened, Journal(SCHEMA), clock=clock, ids=SystemIds())
         with opened.read() as tx:
             row = named_root(tx, root, ledger.host())
@@ -454,7 +454,7 @@ def _root_without_directory(root: str, store: str | None) -> OpenRoot | None:
             return None
         if row.host not in ("", ledger.host()):
             raise root_elsewhere(row, ledger.host())
-        closing.pop_all()
+        cleanup.pop_all()
         return OpenRoot(ledger, GoneDisk(row.place, folds_case=row.identity.endswith(FOLDS)), record=False, row=row)
 
 
@@ -474,16 +474,16 @@ def _open_root(
     from mulligan.history.projection import SCHEMA
 
     if sys.getfilesystemencoding() != "utf-8":
-        taken = f"This Python reads file names as {sys.getfilesystemencoding()}"
-        raise fault("invalid_encoding", f"{taken}, but they are UTF-8; start it with -X utf8 or PYTHONUTF8=1.")
-    with ExitStack() as closing:
+        message = f"This Python reads file names as {sys.getfilesystemencoding()}"
+        raise fault("invalid_encoding", f"{message}, but they are UTF-8; start it with -X utf8 or PYTHONUTF8=1.")
+    with ExitStack() as cleanup:
         opened: Store | None = None
         if nearest and has_store(None if store is None else os.fspath(store)):
             opened = open_store(store, SCHEMA, durability=durability, clock=clock, create=False)
-            closing.callback(opened.close)
+            cleanup.callback(opened.close)
             root = max((one for one in known_roots(opened) if is_inside(root, one)), key=len, default=root)
         disk = HostDisk(root)
-        closing.callback(disk.close)
+        cleanup.callback(disk.close)
         place = os.fsdecode(disk.root.path)
         if opened is None:
             opened = open_store(store, SCHEMA, durability=durability, clock=clock, root=place, create=create)
@@ -492,7 +492,7 @@ def _open_root(
         ledger = _ledger_of(opened, clock, ids)
         open_root = OpenRoot(ledger, disk, record=create)
         open_root.at_close(ledger.tell_growth)
-        closing.pop_all()
+        cleanup.pop_all()
         return open_root
 
 
@@ -522,7 +522,7 @@ def _enforce_caps(ledger: Ledger, session: SessionId, grown_bytes: int) -> None:
     enforce_caps(ledger, session, grown_bytes)
 
 
-def _recovered(open_root: OpenRoot, boundary: Boundary) -> Mulligan:
+def _after_recovery(open_root: OpenRoot, boundary: Boundary) -> Mulligan:
     recovered, power_cut = recover_from(open_root)
     return Mulligan(open_root, boundary, recovered, power_cut)
 
@@ -597,11 +597,11 @@ def agent_loop(
     return loop.run(prompt, system=system)
 
 
-def _with_logged_errors(hear: Tell) -> Tell:
+def _with_logged_errors(listener: Tell) -> Tell:
     from mulligan.session.subscribers import EventBus, publish_quietly
 
     bus = EventBus()
-    bus.subscribe(object, hear)
+    bus.subscribe(object, listener)
     return lambda event: publish_quietly(bus, event)
 
 

@@ -29,7 +29,7 @@ from mulligan.session.subscribers import Callback, Subscription, current_id
 from mulligan.values.errors import MulliganError, Refused, fault
 from mulligan.values.ids import SessionId
 from mulligan.values.limits import SESSION_CAP_BYTES
-from mulligan.values.paths import RepoPath, parse_repo_path
+from mulligan.values.paths import RepoPath, is_inside, parse_repo_path
 
 Options = Mapping[str, Any] | None
 
@@ -314,7 +314,7 @@ def _path(opened: Mulligan, text: str) -> RepoPath:
     """An absolute path, or one relative to the current folder, as a path below the root; follows no links."""
     whole = os.path.normpath(os.path.join(os.getcwd(), text))
     for root in {opened.root, opened.boundary.root}:
-        if whole.startswith(root.rstrip("/") + "/"):
+        if whole != root and is_inside(whole, root):
             return parse_repo_path(whole[len(root.rstrip("/")) + 1 :])
     raise fault("forbidden", f"{text} is outside the workspace {opened.root}.")
 
@@ -338,8 +338,8 @@ def _paths(opened: Mulligan, paths: object) -> list[RepoPath] | None:
 def _real(open_root: OpenRoot, path: RepoPath) -> RepoPath:
     """The path with links to folders resolved; a link at the end is not followed."""
     try:
-        with open_root.disk.resolve(path, final=False) as spot:
-            return spot.path
+        with open_root.disk.resolve(path, final=False) as resolved:
+            return resolved.path
     except (FileNotFoundError, NotADirectoryError):
         return path
     except Refused as refused:

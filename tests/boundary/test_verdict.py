@@ -51,7 +51,7 @@ def test_an_operation_admitted_everywhere_is_admitted_on_every_path(
     capability: dict[str, Any], rules: list[dict[str, Any]], op: Any, path: str
 ) -> None:
     boundary = Boundary("/repo", parse_capability(capability), parse_policy(rules))
-    if boundary.admits_everywhere(op):
+    if boundary.allows_everywhere(op):
         boundary.check_op(op)
         boundary.check_path(op, RepoPath(path))
 
@@ -71,12 +71,12 @@ def test_which_boundaries_admit_an_operation_everywhere(
     capability: dict[str, Any], rules: list[dict[str, Any]], everywhere: bool
 ) -> None:
     boundary = Boundary("/repo", parse_capability(capability), parse_policy(rules))
-    assert boundary.admits_everywhere("read") is everywhere
-    assert Boundary("/repo").narrowed(boundary.capability, boundary.policy).admits_everywhere("read") is everywhere
+    assert boundary.allows_everywhere("read") is everywhere
+    assert Boundary("/repo").narrowed(boundary.capability, boundary.policy).allows_everywhere("read") is everywhere
 
 
 def verdict(boundary: Boundary, op: Any, path: str) -> bool:
-    return boundary.admits(op, RepoPath(path))
+    return boundary.allows(op, RepoPath(path))
 
 
 class TestCapability:

@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mulligan.exec.capture.notify import Bare
 from mulligan.exec.capture.overlay import IsolatedChange, Overlay, attributes_of
 from tests.exec.change_kinds import KINDS, Kind, make, perform
 from tests.exec.trees import Seen, tree
+from tests.exec.window_captures import NoCapture
 
 NOT_AS_BARE = {"another hard link", "another hard link, then removed", "chmod of another hard link"}
 """An overlay copies up one name of an inode; the other names keep the lower bytes."""
@@ -117,7 +117,7 @@ def not_isolated(kind: Kind, root: bytes, twin: bytes) -> list[str]:
     apply(capture.changes)
     capture.close()
     make(kind, twin)
-    perform(kind, twin, Bare())
+    perform(kind, twin, NoCapture())
     here, there = comparable(tree(root)), comparable(tree(twin))
     if kind.name in NOT_AS_BARE:
         return wrong

@@ -72,7 +72,7 @@ class TestBackground:
         assert (workspace.root / "bye").exists()
         assert told(send(workspace, started.exec_id, "term")) == ("already_exited", "already_exited")
 
-    def test_what_is_not_there_is_not_found(self, workspace: TempWorkspace) -> None:
+    def test_an_unknown_background_command_is_not_found(self, workspace: TempWorkspace) -> None:
         assert told(output(workspace, "nothing")) == ("not_found", "exec_not_found")
         assert told(send(workspace, "nothing", "term")) == ("not_found", "exec_not_found")
         assert told(send(workspace, "nothing", "dance")) == ("error", "invalid_params")

@@ -65,7 +65,7 @@ class TestGitHasIt:
         assert workspace.session().undo().ok
         assert (workspace.root / "a").read_bytes() == b"x\r\n"
 
-    def test_what_git_has_lost_meanwhile_is_named_and_left(self, workspace: TempWorkspace) -> None:
+    def test_commits_that_git_has_lost_are_reported_and_left(self, workspace: TempWorkspace) -> None:
         repository(workspace.root, {"a": "1\n"})
         receipt = sh(workspace, "echo 2 > a; rm -rf .git", strategy="scan")
         assert {"path": "a", "reason": "no_baseline"} in receipt.coverage
@@ -105,7 +105,7 @@ class TestCaps:
         assert sum(one.before is not None for one in tree.find_changes()) == 2
 
     @pytest.mark.parametrize("way", ["scan", "watch"])
-    def test_what_they_left_out_is_named_when_it_changed_and_never_harmed(
+    def test_a_changed_path_that_a_scan_left_out_is_reported_and_not_harmed(
         self, workspace: TempWorkspace, way: str
     ) -> None:
         plant(workspace.root, {"huge": "h" * (3 << 20), "small": "1\n"})
@@ -167,7 +167,7 @@ def test_a_path_another_writer_changed_in_the_window_is_ambiguous(
     ).read_text() == "person\nagent\n"
 
 
-def test_what_a_failed_transaction_took_along_goes_with_the_next(workspace: TempWorkspace) -> None:
+def test_changes_of_a_failed_transaction_are_recorded_by_the_next(workspace: TempWorkspace) -> None:
     plant(workspace.root, {"a": "1\n"})
     tree = looked_at(workspace)
     plant(workspace.root, {"a": "2\n"})
@@ -198,7 +198,7 @@ class TestWarm:
             again = [row for row in tx.select(BLOBS) if touched.get(row.digest) not in (None, row.touched_ms)]
         assert len(again) < 10
 
-    def test_what_a_person_changes_in_between_is_theirs(self, workspace: TempWorkspace, way: str) -> None:
+    def test_a_persons_change_between_two_windows_is_external(self, workspace: TempWorkspace, way: str) -> None:
         plant(workspace.root, {"a": "1\n", "b": "1\n"})
         sh(workspace, "echo 2 > a", strategy=way)
         plant(workspace.root, {"a": "person\n", "b": "person\n"})
@@ -207,7 +207,7 @@ class TestWarm:
         assert workspace.session().undo().ok
         assert (workspace.root / "a").read_text() == (workspace.root / "b").read_text() == "person\n"
 
-    def test_what_an_undo_puts_back_is_known_to_the_next(self, workspace: TempWorkspace, way: str) -> None:
+    def test_the_next_window_knows_the_files_that_an_undo_restored(self, workspace: TempWorkspace, way: str) -> None:
         plant(workspace.root, {"a": "1\n", "d/x": "x\n"})
         before = tree(os.fsencode(workspace.root))
         for _ in range(3):
@@ -249,7 +249,7 @@ class TestWarm:
 
 
 @pytest.mark.parametrize("way", ["scan", "watch"])
-def test_what_was_kept_for_a_window_goes_with_it(workspace: TempWorkspace, tmp_path: Path, way: str) -> None:
+def test_the_mark_of_a_window_is_removed_with_it(workspace: TempWorkspace, tmp_path: Path, way: str) -> None:
     """What others did while it was open, and took back again."""
     plant(workspace.root, {"a": "1\n", "b": "1\n"})
     reached, go = tmp_path / "reached", tmp_path / "go"

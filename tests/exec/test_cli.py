@@ -70,7 +70,7 @@ class TestExec:
         assert subprocess.run(words, check=False, capture_output=True).returncode == 0
         assert (work / "got").read_text() == ""
 
-    def test_what_was_in_a_window_that_was_rolled_back_is_named_and_can_be_printed(self, run: Run, work: Path) -> None:
+    def test_rolled_back_bytes_of_a_capture_window_are_listed_and_can_be_printed(self, run: Run, work: Path) -> None:
         plant(work, {"a": "1\n"})
         script = "echo mine > new; echo 2 > a; exit 1"
         assert run("exec", "--strategy", "scan", "--rollback-on", "nonzero", "--", "sh", "-c", script).returncode == 1
@@ -194,7 +194,7 @@ class TestExec:
         assert [call["status"] for call in log(run)] == ["aborted"]
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-    def test_what_a_person_saved_meanwhile_outlives_a_signal_and_is_named(
+    def test_a_persons_save_survives_a_signal_and_is_reported(
         self, run: Run, work: Path, number: signal.Signals
     ) -> None:
         plant(work, {"f": "old\n"})
@@ -276,7 +276,9 @@ class TestInsideAnotherCall:
     @pytest.mark.parametrize(
         "words", ["exec --turn t --", "exec --label l --", "exec --session s --", "run --turn t --"]
     )
-    def test_what_only_a_call_of_its_own_could_have_is_refused(self, run: Run, work: Path, words: str) -> None:
+    def test_options_that_need_a_call_of_their_own_are_refused_inside_a_call(
+        self, run: Run, work: Path, words: str
+    ) -> None:
         done = run("exec", "--", "sh", "-c", f"{INNER} {words} touch n")
         assert done.returncode == 125 and "joins it" in done.stderr
         assert os.listdir(work) == []
@@ -320,7 +322,7 @@ class TestInsideAnotherCall:
         (call,) = json.loads(run("log", "--store", store, "--json").stdout)
         assert json.loads(done.stdout)["call_id"] == call["id"]
 
-    def test_what_cannot_join_is_refused_at_once(self, run: Run, work: Path) -> None:
+    def test_a_command_that_cannot_join_the_call_is_refused_at_once(self, run: Run, work: Path) -> None:
         program = (
             "import json, mulligan\n"
             "session = mulligan.open('.').session('s')\n"
@@ -432,7 +434,7 @@ def test_the_verb_after_a_kill_reports_its_recovery(run: Run, work: Path, verb: 
     assert (work / "a").read_text() == "1\n"
 
 
-def test_what_a_person_saved_before_a_kill_is_named_and_can_be_had(run: Run, work: Path) -> None:
+def test_a_persons_save_before_a_kill_is_reported_and_can_be_printed(run: Run, work: Path) -> None:
     plant(work, {"f": "old\n"})
     gate = work.parent / "gate"
     os.mkfifo(gate)

@@ -320,7 +320,7 @@ class TestEndings:
 
     @pytest.mark.req("D7.rollback_on_nonzero", "D7.exec_param.rollback_on")
     @pytest.mark.parametrize("isolate", [False, True])
-    def test_a_failure_that_is_to_be_rolled_back_leaves_nothing(self, workspace: TempWorkspace, isolate: bool) -> None:
+    def test_a_failure_with_rollback_on_leaves_no_change(self, workspace: TempWorkspace, isolate: bool) -> None:
         plant(workspace.root, {"a": "before", "d/e": "1"})
         receipt = sh(
             workspace, "echo gone; echo x > a; rm -r d; mkdir -p n/m; exit 7", rollback_on="nonzero", isolate=isolate

@@ -118,7 +118,7 @@ class TestWindows:
             os.kill(process.pid, signal.SIGKILL)
             wait_for_death(shell)
 
-    def test_what_a_person_does_after_the_death_stays_and_is_named(self, tmp_path: Path, way: str) -> None:
+    def test_a_persons_change_after_the_death_of_mulligan_stays_and_is_reported(self, tmp_path: Path, way: str) -> None:
         root = tmp_path / "work"
         plant(root, {"a": "1\n", "both": "1\n", "d/x": "x\n", "persons": "1\n"})
         self.killed(tmp_path, "echo 2 > a; echo 2 > both; rm d/x; mkdir n; echo n > n/n", way)
@@ -139,7 +139,9 @@ class TestWindows:
         assert {"both", "persons", "fresh", "n/mine"} <= set(ended.conflicts)
         workspace.close()
 
-    def test_if_even_the_warden_was_killed_nothing_is_touched_and_all_is_named(self, tmp_path: Path, way: str) -> None:
+    def test_if_the_init_process_was_killed_too_all_changes_stay_and_are_reported(
+        self, tmp_path: Path, way: str
+    ) -> None:
         root = tmp_path / "work"
         plant(root, {"a": "1\n"})
         self.killed(tmp_path, "echo 2 > a; echo n > n", way, warden_too=True)
@@ -150,7 +152,7 @@ class TestWindows:
         workspace.close()
 
     @pytest.mark.req("D5.power_cut_tester")
-    def test_what_a_power_cut_brings_back_of_an_earlier_window_does_not_close_this_one(
+    def test_an_earlier_windows_mark_that_a_power_cut_restores_does_not_close_this_window(
         self, tmp_path: Path, way: str
     ) -> None:
         """Windows share a file in the state directory, and nothing syncs it between them."""
@@ -224,7 +226,7 @@ with workspace.session().call() as call:
 
 
 @pytest.mark.parametrize("way", ["scan", "watch"])
-def test_what_a_person_saved_between_two_commands_of_a_call_stays_when_it_dies(tmp_path: Path, way: str) -> None:
+def test_a_persons_save_between_two_commands_stays_when_mulligan_dies(tmp_path: Path, way: str) -> None:
     root, gate = tmp_path / "work", tmp_path / "gate"
     plant(root, {"a": "1\n"})
     os.mkfifo(gate)

@@ -61,7 +61,7 @@ class TestTelling:
         "words",
         ["mkdir -p d", "rm -f none", "set -C; echo x > f", "rmdir none", "ln f f", "mv none n", "chmod 600 none"],
     )
-    def test_what_must_fail_touches_nothing(self, tmp_path: Path, words: str) -> None:
+    def test_a_system_call_that_must_fail_touches_nothing(self, tmp_path: Path, words: str) -> None:
         (tmp_path / "d").mkdir()
         (tmp_path / "f").write_text("f")
         witness = Recorder()
@@ -148,7 +148,7 @@ class TestTelling:
         made |= {real(tmp_path / f"n{turn}" / f"p{i}") for turn in range(20) for i in range(8)}
         assert ran.touched == made and not ran.shared
 
-    def test_a_file_with_a_name_outside_is_named_in_coverage(self, tmp_path: Path) -> None:
+    def test_a_file_with_a_hard_link_outside_is_in_the_coverage(self, tmp_path: Path) -> None:
         root = tmp_path / "root"
         root.mkdir()
         (root / "a").write_text("a")
@@ -159,7 +159,7 @@ class TestTelling:
 
 class TestRefusing:
     @pytest.mark.parametrize("error", [lambda: OSError(28, "full"), lambda: Refused("conflict", "path_claimed", "no")])
-    def test_a_witness_that_cannot_keep_it_refuses_the_change(
+    def test_a_keeper_that_cannot_store_the_preimage_refuses_the_change(
         self, tmp_path: Path, error: Callable[[], Exception]
     ) -> None:
         (tmp_path / "a").write_text("before")

@@ -39,7 +39,7 @@ def sh(root: Path, text: str) -> CommandResult:
 
 @pytest.mark.req("D6.coverage.outside_root")
 class TestOutside:
-    def test_what_is_written_outside_the_root_is_named(self, root: Path) -> None:
+    def test_a_write_outside_the_root_is_in_the_coverage(self, root: Path) -> None:
         outside = root.parent / "outside"
         outside.mkdir()
         (outside / "old").write_text("1")
@@ -48,7 +48,7 @@ class TestOutside:
         found = {os.path.relpath(path, real(outside)): reason for path, reason in ran.coverage}
         assert found == dict.fromkeys([b"old", b"gone", b"link", b"moved"], "outside_root")
 
-    def test_what_leaves_no_trace_is_not(self, root: Path) -> None:
+    def test_an_effect_that_leaves_no_trace_is_not_in_the_coverage(self, root: Path) -> None:
         outside = root.parent / "outside"
         outside.mkdir()
         (outside / "read").write_text("1")
@@ -56,12 +56,12 @@ class TestOutside:
         text = "t=$(mktemp); echo x > $t; rm $t; echo quiet > /dev/null; echo err >&2; cat ../outside/read"
         assert sh(root, text).coverage == ()
 
-    def test_many_paths_are_named_by_their_folders(self, root: Path) -> None:
+    def test_many_outside_paths_are_listed_by_their_folders(self, root: Path) -> None:
         outside = root.parent / "outside"
         ran = sh(root, f"mkdir {outside}; cd {outside}; for i in $(seq {LISTED_MAX + 10}); do echo $i > $i; done")
         assert ran.coverage == ((real(outside), "outside_root"),)
 
-    def test_a_command_that_stays_inside_has_nothing_to_say(self, root: Path) -> None:
+    def test_a_command_that_stays_inside_has_no_coverage(self, root: Path) -> None:
         assert sh(root, "mkdir -p a/b; echo x > a/b/c; mv a d; rm -rf d").coverage == ()
 
 
@@ -72,7 +72,9 @@ class TestOthers:
             yield server.getsockname()
 
     @pytest.mark.req("D6.coverage.other_daemon")
-    def test_a_program_on_this_machine_that_is_spoken_to_is_named(self, root: Path, listening: tuple[str, int]) -> None:
+    def test_a_connection_to_a_program_on_this_machine_is_in_the_coverage(
+        self, root: Path, listening: tuple[str, int]
+    ) -> None:
         path = root / "daemon"
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(str(path))
@@ -88,7 +90,7 @@ class TestOthers:
         )
 
     @pytest.mark.req("D6.coverage.network")
-    def test_the_network_is_named_whether_it_answers_or_not(self, root: Path) -> None:
+    def test_a_network_connection_is_in_the_coverage_even_if_it_fails(self, root: Path) -> None:
         code = (
             "import socket\n"
             "s = socket.socket(); s.setblocking(False); s.connect_ex(('192.0.2.1', 443))\n"
@@ -103,7 +105,7 @@ class TestOthers:
             (b"192.0.2.2:53", "network"),
         )
 
-    def test_a_command_that_speaks_to_itself_is_not_accused(self, root: Path) -> None:
+    def test_a_connection_of_a_command_to_itself_is_not_in_the_coverage(self, root: Path) -> None:
         code = (
             "import socket\n"
             "s = socket.socket(socket.AF_UNIX); s.bind('own'); s.listen()\n"
@@ -170,14 +172,12 @@ class TestBystanders:
         ran = beside(root, "echo 2 > gone; echo 2 > made; rm made", act)
         assert ran.shared == {real(root) + b"/gone", real(root) + b"/made"}
 
-    def test_what_the_command_never_touched_is_not_reported(self, root: Path) -> None:
+    def test_a_path_that_the_command_never_touched_is_not_reported(self, root: Path) -> None:
         ran = beside(root, "echo agent > f", lambda: (root / "other").write_text("person"))
         assert ran.touched == {real(root) + b"/f"} and not ran.shared
 
     @pytest.mark.parametrize("person", [lambda path: path.write_text("person"), Path.unlink])
-    def test_what_happened_before_the_command_got_there_is_not_beside_it(
-        self, root: Path, person: Callable[[Path], object]
-    ) -> None:
+    def test_a_change_before_the_commands_own_is_not_shared(self, root: Path, person: Callable[[Path], object]) -> None:
         (root / "f").write_text("1")
         ran = beside(root, "echo agent > own", lambda: person(root / "f"), "echo agent >> f")
         assert ran.touched == {real(root) + b"/f", real(root) + b"/own"} and not ran.shared

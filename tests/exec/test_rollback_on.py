@@ -102,7 +102,7 @@ def rescued(workspace: TempWorkspace) -> list[dict[str, bytes]]:
 
 @WINDOWS
 @pytest.mark.parametrize("ending", [{"rollback_on": "nonzero"}, {"timeout_ms": 3_000}])
-def test_what_anybody_may_have_written_is_kept_and_named(
+def test_bytes_of_an_unknown_writer_are_rescued_and_reported(
     workspace: TempWorkspace, way: str, ending: dict[str, Any]
 ) -> None:
     plant(workspace.root, FILES)
@@ -114,7 +114,7 @@ def test_what_anybody_may_have_written_is_kept_and_named(
 
 
 @WINDOWS
-def test_what_anybody_may_have_written_is_kept_if_the_call_fails_later(workspace: TempWorkspace, way: str) -> None:
+def test_bytes_of_an_unknown_writer_are_rescued_if_the_call_fails_later(workspace: TempWorkspace, way: str) -> None:
     plant(workspace.root, FILES)
     before = everything(workspace)
     with suppress(LookupError), workspace.session().call() as call:
@@ -126,7 +126,7 @@ def test_what_anybody_may_have_written_is_kept_if_the_call_fails_later(workspace
 
 
 @WINDOWS
-def test_what_a_part_undid_is_named_by_the_call_that_is_not_undone(workspace: TempWorkspace, way: str) -> None:
+def test_a_committed_call_reports_what_a_rolled_back_part_of_it_rescued(workspace: TempWorkspace, way: str) -> None:
     plant(workspace.root, FILES)
     with workspace.session().call() as call:
         call.exec(["sh", "-c", "echo 1 > new; echo 2 > other; exit 1"], strategy=way, rollback_on="nonzero")
@@ -135,14 +135,14 @@ def test_what_a_part_undid_is_named_by_the_call_that_is_not_undone(workspace: Te
 
 
 @WINDOWS
-def test_what_is_kept_is_not_said_to_be_rescued(workspace: TempWorkspace, way: str) -> None:
+def test_a_command_that_succeeds_rescues_nothing(workspace: TempWorkspace, way: str) -> None:
     plant(workspace.root, FILES)
     assert sh(workspace, SAVES, strategy=way).ok
     assert rescued(workspace) == [{}]
 
 
 @WINDOWS
-def test_what_was_rescued_goes_when_the_session_keeps_too_much(workspace: TempWorkspace, way: str) -> None:
+def test_rescued_bytes_are_evicted_when_the_session_is_over_its_cap(workspace: TempWorkspace, way: str) -> None:
     plant(workspace.root, FILES)
     failing(workspace, "head -c 100000 /dev/urandom > a", way)
     sh(workspace, "echo 2 > b", strategy=way)
@@ -155,9 +155,7 @@ def test_what_was_rescued_goes_when_the_session_keeps_too_much(workspace: TempWo
 
 
 @WAYS
-def test_what_the_store_cannot_take_is_rolled_back_although_it_would_have_been_kept(
-    workspace: TempWorkspace, way: str
-) -> None:
+def test_changes_that_the_store_cannot_hold_are_rolled_back(workspace: TempWorkspace, way: str) -> None:
     plant(workspace.root, FILES)
     before = everything(workspace)
     (workspace.home / "blobs").write_text("in the way of every blob that is not small")
@@ -169,7 +167,7 @@ def test_what_the_store_cannot_take_is_rolled_back_although_it_would_have_been_k
 
 
 @WAYS
-def test_what_could_not_be_restored_is_not_said_to_have(workspace: TempWorkspace, way: str) -> None:
+def test_a_failed_restore_leaves_the_call_open(workspace: TempWorkspace, way: str) -> None:
     plant(workspace.root, FILES)
     with pytest.raises(MulliganError) as caught:
         failing(workspace, f"rm -rf {workspace.root}", way)
@@ -217,7 +215,7 @@ PERSONS = [save_in_place, save_by_rename, save_with_the_old_time, rename_with_th
 
 @WAYS
 @pytest.mark.parametrize("person", PERSONS)
-def test_what_a_person_does_afterwards_is_theirs(
+def test_a_persons_later_change_is_not_the_calls(
     workspace: TempWorkspace, way: str, person: Callable[[Path], None]
 ) -> None:
     plant(workspace.root, FILES)
@@ -290,7 +288,7 @@ def test_whatever_breaks_in_the_middle_of_it_the_rest_is_rolled_back_later(
             again.close()
 
 
-def test_what_was_there_when_a_call_ended_before_its_command_is_kept_and_named(workspace: TempWorkspace) -> None:
+def test_bytes_of_a_call_that_ended_before_its_command_are_rescued_and_reported(workspace: TempWorkspace) -> None:
     plant(workspace.root, {"f": "old\n"})
     call = workspace.open_root.call(SessionId("default"))
     call.commands.about_to_change([RepoPath("f")])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mulligan.exec.capture.notify import Bare, Notify
+from mulligan.exec.capture.notify import Notify
 from mulligan.exec.command import Command, OutputSpool, Spools, Stream, allowed_environment, command
 from mulligan.exec.pump import CommandHandle
 from mulligan.exec.run import CommandResult, run
@@ -21,6 +21,7 @@ from mulligan.values.clock import monotonic_s
 from mulligan.values.errors import Refused
 from mulligan.values.limits import GIB_BYTES, MIB_BYTES
 from tests.exec.trees import Recorder
+from tests.exec.window_captures import NoCapture
 
 NEVER_S = 600
 
@@ -72,7 +73,7 @@ class TestEnding:
         assert out.split() == [b"0", b"1", b"2", b"3"]  # 3 is the listing itself
 
     @pytest.mark.parametrize(("word", "number"), [("no-such-program", 2), ("./no-such", 2), ("./folder", 13)])
-    def test_what_cannot_be_started_is_spawn_failed(self, tmp_path: Path, word: str, number: int) -> None:
+    def test_a_command_that_cannot_start_is_spawn_failed(self, tmp_path: Path, word: str, number: int) -> None:
         (tmp_path / "folder").mkdir()
         with pytest.raises(Refused) as refused:
             do(command([word], str(tmp_path)))
@@ -109,7 +110,7 @@ class TestWords:
         (root / "d").rmdir()
         (root / "d").symlink_to("..")
         with pytest.raises(Refused) as refused:
-            run(asked, capture=Bare(), sink=Spools())
+            run(asked, capture=NoCapture(), sink=Spools())
         assert (refused.value.status, refused.value.code) == ("forbidden", "path_not_allowed")
         assert not (tmp_path / "a").exists()
 
@@ -155,7 +156,7 @@ class TestStreams:
     def test_a_gibibyte_of_output_costs_little_memory(self, tmp_path: Path) -> None:
         spools = Spools(str(tmp_path))
         before = _peak_bytes(reset=True)
-        run(shell(f"head -c {GIB_BYTES} /dev/zero", tmp_path), capture=Bare(), sink=spools)
+        run(shell(f"head -c {GIB_BYTES} /dev/zero", tmp_path), capture=NoCapture(), sink=spools)
         used = _peak_bytes(reset=False) - before
         assert spools.stdout.size_bytes == GIB_BYTES
         assert used < 64 * MIB_BYTES
@@ -168,7 +169,7 @@ class TestStreams:
 
         pid_file = tmp_path / "pid"
         with pytest.raises(OSError) as caught:
-            run(shell(f"echo $$ > pid; echo x; sleep {NEVER_S}", tmp_path), capture=Bare(), sink=Full())
+            run(shell(f"echo $$ > pid; echo x; sleep {NEVER_S}", tmp_path), capture=NoCapture(), sink=Full())
         assert caught.value.errno == 28
         assert wait_for_end_of(int(pid_file.read_text()))
 
@@ -283,7 +284,7 @@ class TestHandle:
 
             sink = Signaller()
             text = "trap 'echo got; exit 5' USR1; echo ready; while :; do read x < /dev/null; done"
-            ran = run(shell(text, tmp_path), capture=Bare(), sink=sink, handle=handle)
+            ran = run(shell(text, tmp_path), capture=NoCapture(), sink=sink, handle=handle)
         assert (ran.exit_code, sink.stdout.inline()) == (5, b"ready\ngot\n")
 
 
@@ -332,12 +333,12 @@ class TestLauncher:
         program = (
             "import sys\n"
             "from mulligan.exec.command import command\n"
-            "from mulligan.exec.capture.notify import Bare\n"
+            "from tests.exec.window_captures import NoCapture\n"
             "from mulligan.exec.run import run\n"
             "class Out:\n"
             "    def write(self, stream, data): print(data.decode(), end='', flush=True)\n"
             f"asked = command(['sh', '-c', 'setsid sh -c \"echo \\\\$\\\\$; exec sleep {NEVER_S}\"'], sys.argv[1])\n"
-            "run(asked, capture=Bare(), sink=Out())\n"
+            "run(asked, capture=NoCapture(), sink=Out())\n"
         )
         source = str(Path(sys.modules["mulligan"].__file__ or "").parent.parent)
         owner = subprocess.Popen(

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from mulligan.exec.capture.notify import Bare, Capture, Notify
+from mulligan.exec.capture.notify import Capture, Notify
 from mulligan.exec.capture.overlay import Overlay
 from mulligan.exec.command import Spools, command
 from mulligan.exec.run import CommandResult, run
 from tests.exec.sandboxed_breakout import found_out
 from tests.exec.trees import Recorder
 from tests.exec.unprivileged_user import NOBODY, run_as_nobody
+from tests.exec.window_captures import NoCapture
 
 
 @pytest.fixture
@@ -30,12 +31,12 @@ def outside() -> Iterator[Path]:
 
 
 @pytest.mark.req("D7.sandbox_git_read_only")
-@pytest.mark.parametrize("capture", [Bare, lambda: Notify(Recorder()), Overlay], ids=["bare", "notify", "overlay"])
-def test_nothing_gets_out(capture: type[Bare], tmp_path: Path, outside: Path) -> None:
+@pytest.mark.parametrize("capture", [NoCapture, lambda: Notify(Recorder()), Overlay], ids=["bare", "notify", "overlay"])
+def test_a_sandboxed_command_changes_nothing_outside(capture: type[NoCapture], tmp_path: Path, outside: Path) -> None:
     assert found_out(tmp_path, outside, capture()) == ["done"]
 
 
-def test_nothing_gets_out_for_an_unprivileged_user(outside: Path) -> None:
+def test_a_sandboxed_command_of_an_unprivileged_user_changes_nothing_outside(outside: Path) -> None:
     if os.geteuid() == 0:
         os.chown(outside, NOBODY, NOBODY)
     assert run_as_nobody("tests.exec.sandboxed_breakout", str(outside)).splitlines() == ["done"]
@@ -74,7 +75,7 @@ def test_changes_inside_are_still_caught(tmp_path: Path) -> None:
 def test_git_works_inside(tmp_path: Path) -> None:
     text = "git add . && git -c user.name=u -c user.email=e commit -qm m && git log --oneline | wc -l"
     os.system(f"cd {tmp_path} && git init -q && echo a > a")
-    assert caged(text, tmp_path, Bare())[1].strip() == b"1"
+    assert caged(text, tmp_path, NoCapture())[1].strip() == b"1"
 
 
 def test_without_network_a_loopback_of_its_own_works(tmp_path: Path) -> None:

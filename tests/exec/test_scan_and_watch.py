@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mulligan.exec.capture.notify import Bare, Capture
+from mulligan.exec.capture.notify import Capture
 from mulligan.exec.capture.scan import StatIndex
 from mulligan.exec.command import Spools, command
 from mulligan.exec.run import CommandResult, run
@@ -15,7 +15,7 @@ from mulligan.files.tree.watcher import Watcher
 from tests.exec.change_kinds import KINDS, Kind, make, perform, wrong_after_putting_back
 from tests.exec.commands import at_rest
 from tests.exec.lanes import lane
-from tests.exec.window_captures import Scanned, Watched
+from tests.exec.window_captures import NoCapture, Scanned, Watched
 
 MISSED_BY_WATCH = {"another hard link, then removed", "new hard link, changed through it"}
 """An inotify event names the path that was used; the other name of the inode changes unseen."""
@@ -63,7 +63,7 @@ class TestScan:
         assert before.again().touched_since(before) == frozenset()
 
     @pytest.mark.req("D7.scan_racy_rehashed")
-    def test_what_changed_just_before_the_first_look_counts(self, tmp_path: Path) -> None:
+    def test_a_change_just_before_the_first_scan_counts(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_text("a")
         before = StatIndex.take(real(tmp_path))
         before._taken_ns = (tmp_path / "a").stat().st_ctime_ns  # however busy the machine is
@@ -91,7 +91,7 @@ class TestWatch:
         assert names(sh("echo c >> e/c", tmp_path, Watched(watcher)), tmp_path) == {b"e/c"}
         watcher.close()
 
-    def test_what_changed_before_is_distinguished(self, tmp_path: Path) -> None:
+    def test_changes_before_the_command_are_reported_apart(self, tmp_path: Path) -> None:
         watcher = Watcher(real(tmp_path))
         (tmp_path / "person").write_text("mine")
         capture = Watched(watcher)
@@ -100,30 +100,30 @@ class TestWatch:
         assert capture.before.paths == {real(tmp_path / "person")}
         watcher.close()
 
-    def test_reading_dirties_nothing(self, tmp_path: Path) -> None:
+    def test_reading_a_file_is_no_change(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_text("a")
         watcher = Watcher(real(tmp_path))
         assert names(sh("cat a; ls -R", tmp_path, Watched(watcher)), tmp_path) == set()
         watcher.close()
 
-    def test_what_was_put_somewhere_once_is_distinguished_from_what_was_written(self, tmp_path: Path) -> None:
+    def test_a_file_moved_to_a_path_once_differs_from_one_written_there(self, tmp_path: Path) -> None:
         for name in "abcde":
             (tmp_path / name).write_text(name)
         watcher = Watcher(real(tmp_path))
         script = (
             "echo > 1; mv 1 a; echo > 1; mv 1 b; echo > 1; mv 1 b; echo >> c; mv d f; echo > 1; mv 1 e; chmod 600 e"
         )
-        sh(script, tmp_path, Bare())
+        sh(script, tmp_path, NoCapture())
         dirty = watcher.take()
         assert dirty.paths == {real(tmp_path / name) for name in "1abcdef"}
         assert dirty.placed == {real(tmp_path / name) for name in "af"}
         watcher.close()
 
-    def test_when_the_queue_runs_over_a_scan_finds_it(self, tmp_path: Path) -> None:
+    def test_after_a_queue_overflow_a_scan_finds_the_changes(self, tmp_path: Path) -> None:
         watcher = Watcher(real(tmp_path))
         index = StatIndex.take(real(tmp_path))
         many = f"i=0; while [ $i -lt {_queue_length() + 10} ]; do : >> a; : >> b; i=$((i+1)); done; echo z > last"
-        sh(many, tmp_path, Bare())
+        sh(many, tmp_path, NoCapture())
         dirty = watcher.take()
         assert dirty.overflowed
         assert real(tmp_path / "last") in index.again().touched_since(index)

@@ -129,9 +129,7 @@ class TestOtherCalls:
             assert told(free) == ("ok", None)
         assert workspace.session().undo().ok
 
-    def test_what_another_call_writes_meanwhile_is_there_again_after_undo(
-        self, workspace: TempWorkspace, tmp_path: Path
-    ) -> None:
+    def test_another_calls_write_is_restored_by_undo(self, workspace: TempWorkspace, tmp_path: Path) -> None:
         planted(workspace)
         with waiting_command(workspace, tmp_path, "rm -r d0 d1 d2 d3") as receipts:
             written, _ = workspace.session("other").perform("host.fs.write_file", write("big"))

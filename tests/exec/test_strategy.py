@@ -45,20 +45,20 @@ def test_isolation_is_an_overlay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["notify", "scan", "watch"])
-def test_what_isolates_nothing_is_refused_where_isolation_is_asked_for(tmp_path: Path, strategy: StrategyName) -> None:
+def test_a_strategy_that_cannot_isolate_is_refused_with_isolate(tmp_path: Path, strategy: StrategyName) -> None:
     with pytest.raises(Refused) as refused:
         taken(tmp_path, strategy=strategy, isolate=True)
     assert (refused.value.code, list(tmp_path.iterdir())) == ("invalid_params", [])
 
 
 @pytest.mark.parametrize("strategy", ["notify", "scan", "overlay"])
-def test_what_is_asked_for_is_taken(tmp_path: Path, strategy: StrategyName) -> None:
+def test_the_requested_strategy_is_used(tmp_path: Path, strategy: StrategyName) -> None:
     ran = taken(tmp_path, strategy=strategy)
     assert (ran.strategy, ran.strategy_reason) == (strategy, "asked for")
     assert ran.touched >= {os.fsencode(os.path.realpath(tmp_path)) + b"/a"}
 
 
-def test_what_catches_nothing_cannot_be_asked_for(tmp_path: Path) -> None:
+def test_a_strategy_that_captures_nothing_cannot_be_requested(tmp_path: Path) -> None:
     with pytest.raises(Refused) as refused:
         taken(tmp_path, strategy="bare")
     assert refused.value.code == "unsupported_strategy"

@@ -124,7 +124,7 @@ def test_a_move_is_reported_for_where_the_call_left_a_file(workspace: TempWorksp
     assert kinds_told(workspace) == {"a": "deleted", "c": "renamed"}
 
 
-def test_what_was_written_where_a_file_had_been_moved_was_not_moved_there(workspace: TempWorkspace) -> None:
+def test_a_new_file_at_the_target_of_an_earlier_move_counts_as_created(workspace: TempWorkspace) -> None:
     plant(workspace.root, {"a": "1\n"})
     with workspace.session().call() as call:
         call.exec(["mv", "a", "b"])
@@ -162,7 +162,9 @@ def test_a_failure_that_is_rolled_back_leaves_the_tree_as_it_was(
 
 @pytest.mark.req("D6.coverage.special_file", "D6.coverage.no_baseline", "D7.scan_no_baseline", "D6.coverage.over_cap")
 @pytest.mark.parametrize(("way", "kind"), BLIND, ids=name_of)
-def test_what_cannot_come_back_is_named(scene: Callable[[Kind], TempWorkspace], way: str, kind: Kind) -> None:
+def test_a_change_that_cannot_be_undone_is_in_the_coverage(
+    scene: Callable[[Kind], TempWorkspace], way: str, kind: Kind
+) -> None:
     workspace = scene(kind)
     before = seen(workspace)
     receipt = perform(workspace, kind, way)
@@ -334,7 +336,7 @@ class TestPeople:
         assert (workspace.root / "f").read_text() == edited
 
     @pytest.mark.parametrize("known", [True, False], ids=["on record", "new to us"])
-    def test_what_another_session_commits_meanwhile_is_merged_with_an_isolated_command(
+    def test_another_sessions_commit_is_merged_with_an_isolated_command(
         self, workspace: TempWorkspace, known: bool
     ) -> None:
         plant(workspace.root, {"f": self.LINES, "same": "1\n"})
@@ -352,7 +354,7 @@ class TestPeople:
         assert (workspace.root / "same").read_text() == "2\n"
         assert (workspace.root / "f").read_text() == edited.replace("line 17", "agent 17")
 
-    def test_what_was_removed_before_an_isolated_command_began_is_not_in_its_way(
+    def test_a_directory_removed_earlier_does_not_conflict_with_an_isolated_command(
         self, workspace: TempWorkspace
     ) -> None:
         script = "mkdir -p copy/d; echo 1 > copy/d/f; echo 2 > copy/g"
@@ -373,7 +375,7 @@ class TestPeople:
 
     @pytest.mark.req("D7.overlay_changed_lower")
     @pytest.mark.parametrize("same_call", [False, True])
-    def test_what_an_isolated_command_undid_of_an_edit_before_it_is_merged_with_an_edit_beside_it(
+    def test_an_isolated_command_that_reverts_an_edit_is_merged_with_another_edit(
         self, workspace: TempWorkspace, same_call: bool
     ) -> None:
         """The command makes the file what the record says it was: seen from the record it has changed nothing."""
@@ -401,7 +403,7 @@ class TestPeople:
         assert (workspace.root / "d").stat().st_mode & 0o777 == 0o755
 
     @pytest.mark.req("D7.overlay_changed_lower")
-    def test_an_edit_of_what_was_on_record_long_ago_is_a_named_conflict(self, workspace: TempWorkspace) -> None:
+    def test_an_edit_of_a_long_recorded_file_is_a_reported_conflict(self, workspace: TempWorkspace) -> None:
         for number in range(60):
             with workspace.session().call() as call:
                 assert call.write_file("f" if number == 0 else "g", f"{number}\n").ok
@@ -424,7 +426,7 @@ class TestPeople:
 
     @pytest.mark.req("D7.overlay_changed_lower")
     @pytest.mark.parametrize("known", [True, False])
-    def test_an_edit_of_the_same_line_is_a_named_conflict_and_stays(
+    def test_an_edit_of_the_same_line_is_a_reported_conflict_and_stays(
         self, workspace: TempWorkspace, known: bool
     ) -> None:
         if known:
@@ -476,7 +478,7 @@ class TestSameFile:
     """With `notify` the command works on the file that a person is saving."""
 
     @pytest.mark.parametrize("atomic", [False, True])
-    def test_a_save_into_a_file_the_command_changed_is_a_named_conflict_and_stays(
+    def test_a_save_into_a_file_that_the_command_changed_is_a_reported_conflict_and_stays(
         self, workspace: TempWorkspace, atomic: bool
     ) -> None:
         plant(workspace.root, {"f": "1\n", "own": "1\n"})
@@ -505,7 +507,7 @@ class TestSameFile:
         assert {"path": "f", "reason": "ambiguous"} in receipt.coverage
         assert (workspace.root / "f").read_text() == "person\n" and (workspace.root / "own").read_text() == "1\n"
 
-    def test_its_witness_knows_whether_what_was_kept_is_still_there(self, workspace: TempWorkspace) -> None:
+    def test_the_preimage_keeper_knows_whether_a_path_still_has_its_preimage(self, workspace: TempWorkspace) -> None:
         plant(workspace.root, {"f": "1\n"})
         root = os.fsencode(workspace.root)
         with workspace.open_root.call(SessionId("default")) as call:
@@ -515,9 +517,7 @@ class TestSameFile:
             plant(workspace.root, {"f": "2\n", "new": ""})
             assert [witness.has(path) for path in (root, root + b"/f", root + b"/new")] == [True, False, False]
 
-    def test_what_others_do_to_a_file_that_the_command_left_as_it_was_is_not_the_commands(
-        self, workspace: TempWorkspace
-    ) -> None:
+    def test_another_writers_change_of_an_unchanged_file_is_not_the_commands(self, workspace: TempWorkspace) -> None:
         plant(workspace.root, {"f": "1\n"})
         receipt = during(workspace, "cat f; GATE", lambda: save(workspace.root / "f", atomic=False), strategy="notify")
         assert receipt.coverage == [] and receipt.changes == []

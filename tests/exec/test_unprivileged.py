@@ -35,7 +35,7 @@ def test_every_way_does_and_undoes() -> None:
     }
 
 
-def test_what_happened_in_folders_shut_by_their_mode_comes_back_whichever_process_dies() -> None:
+def test_changes_in_unreadable_folders_are_undone_whichever_process_dies() -> None:
     assert json.loads(run_as_nobody("tests.exec.read_only_folders")) == {
         "undo": dict.fromkeys(WAYS, "back"),
         "rollback": dict.fromkeys(WAYS, "nonzero_exit"),

@@ -1,4 +1,4 @@
-"""What a scan or a watcher finds around a command, as captures without a store."""
+"""Captures without a store: what a scan or a watcher finds around a command, and one that finds nothing."""
 
 from __future__ import annotations
 
@@ -45,3 +45,18 @@ class Watched:
     def end(self) -> CaughtPaths:
         self.dirty = self._watcher.take()
         return CaughtPaths(self.dirty.paths, attribution="window")
+
+
+class NoCapture:
+    """Captures nothing: for tests of the run itself, and for measuring what the strategies cost."""
+
+    name: StrategyName = "bare"
+
+    def begin(self, command: Command) -> StartOptions:
+        return StartOptions()
+
+    def received(self, word: str, fds: list[int]) -> None:
+        raise AssertionError(word)
+
+    def end(self) -> CaughtPaths:
+        return CaughtPaths(frozenset())

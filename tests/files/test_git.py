@@ -87,7 +87,7 @@ def test_refreshed_it_says_the_same_and_changed_it_does_not(repo: Repo, what: st
     assert repo.index() != changed and have_same_entries(changed, repo.index())
 
 
-def test_what_is_spelled_in_another_way_is_the_same(repo: Repo) -> None:
+def test_an_index_in_another_version_has_the_same_entries(repo: Repo) -> None:
     first = repo.index()
     for version in ("4", "2"):
         repo.git("update-index", "--index-version", version)
@@ -97,7 +97,7 @@ def test_what_is_spelled_in_another_way_is_the_same(repo: Repo) -> None:
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda data: b"DIRC\0\0\0\x02\0\0\0\x01" + data))
-def test_what_is_no_index_says_nothing(data: bytes) -> None:
+def test_an_unreadable_index_equals_none(data: bytes) -> None:
     assert not have_same_entries(data, data[:-1])
 
 

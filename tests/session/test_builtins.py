@@ -28,7 +28,7 @@ class TestOpening:
         assert UUID(b.agent_session_open(None)).version == 7
 
     @pytest.mark.req("S3.open.idempotent")
-    def test_twice_gives_the_same_session_and_changes_nothing(self) -> None:
+    def test_opening_a_session_twice_changes_nothing(self) -> None:
         first = b.agent_session_open("twice")
         say(first, "one")
         before = snapshot(first)
@@ -81,8 +81,8 @@ class TestOpening:
         with api.open(str(tmp_path / "inner"), store=str(tmp_path / "other")):
             assert not b.agent_session_exists("outer")
         assert b.agent_session_exists("outer")
-        while api._open:
-            api._open[-1].close()
+        while api._open_workspaces:
+            api._open_workspaces[-1].close()
         monkeypatch.setenv("MULLIGAN_HOME", str(tmp_path / "state"))
         monkeypatch.chdir(tmp_path / "inner")
         b.agent_session_open("here")
@@ -147,7 +147,7 @@ UNKNOWN: dict[str, Callable[[str], object]] = {
 @pytest.mark.req("S3.loud_unknown.reset", "S3.loud_unknown.fork", "S3.loud_unknown.fork_at", "S3.loud_unknown.close")
 @pytest.mark.req("S3.loud_unknown.trim", "S3.loud_unknown.inject", "S3.loud_unknown.length", "S3.loud_unknown.compact")
 @pytest.mark.parametrize("verb", UNKNOWN)
-def test_every_other_verb_raises_on_unknown_ids_and_names_itself(verb: str) -> None:
+def test_every_other_verb_raises_for_unknown_ids_and_its_error_names_the_verb(verb: str) -> None:
     with pytest.raises(RequestError) as caught:
         UNKNOWN[verb]("nobody")
     assert caught.value.code == "session_not_found"
@@ -156,7 +156,7 @@ def test_every_other_verb_raises_on_unknown_ids_and_names_itself(verb: str) -> N
 
 
 @pytest.mark.parametrize("id", [None, 7, b"x", [], {}, "\ud800", "a\0b"], ids=repr)
-def test_what_could_never_be_an_id_is_unknown(id: Any) -> None:
+def test_an_impossible_id_counts_as_unknown(id: Any) -> None:
     assert b.agent_session_exists(id) is False
     assert b.agent_session_snapshot(id) is None and b.agent_session_ancestry(id) is None
     assert {code_of(partial(act, id)) for act in UNKNOWN.values()} == {"session_not_found"}
@@ -202,12 +202,12 @@ class TestInjecting:
         assert b.agent_session_length(s) == 0
 
     @pytest.mark.parametrize("message", ["text", None, [("role", "user")], 7])
-    def test_what_is_no_object_is_refused(self, message: Any) -> None:
+    def test_a_message_that_is_no_object_is_refused(self, message: Any) -> None:
         s = b.agent_session_open()
         assert code_of(lambda: b.agent_session_inject(s, message)) == "invalid_params"
 
     @pytest.mark.parametrize("content", [float("nan"), 2**70, {1: "x"}, object(), "\ud800"])
-    def test_what_has_no_json_form_is_refused(self, content: object) -> None:
+    def test_content_without_a_json_form_is_refused(self, content: object) -> None:
         s = b.agent_session_open()
         assert code_of(lambda: b.agent_session_inject(s, {"role": "user", "content": content})) == "invalid_json"
         assert b.agent_session_length(s) == 0
@@ -226,7 +226,7 @@ class TestInjecting:
         assert b.agent_session_length(s) == 0
 
     @pytest.mark.parametrize("id", ["a#7", "#", "ü / ../x", "s:1", "'; drop table talks; --", "%s"])
-    def test_an_odd_id_is_only_a_name(self, id: str) -> None:
+    def test_an_odd_id_is_accepted(self, id: str) -> None:
         s = b.agent_session_open(id)
         say(s, "one", "two")
         session = api.innermost().sessions.get(s)
@@ -361,7 +361,7 @@ class TestScratchpad:
         assert b.agent_session_scratchpad(s) is None
 
     @pytest.mark.req("S3.scratchpad.set_opts")
-    def test_the_event_tells_why_and_how_much_but_not_what(self) -> None:
+    def test_the_event_has_sizes_and_a_reason_but_no_content(self) -> None:
         s = b.agent_session_open()
         pad = {"goals": ["secret plan", "b"], "facts": {"x": 1}, "other": 1}
         b.agent_session_set_scratchpad(s, pad, {"source": "agent", "reason": "new goal", "metadata": {"turn": 3}})
@@ -391,7 +391,7 @@ class TestScratchpad:
             ({}, "source", "invalid_params"),
         ],
     )
-    def test_what_cannot_be_one_is_refused(self, pad: Any, opts: Any, code: str) -> None:
+    def test_an_invalid_scratchpad_is_refused(self, pad: Any, opts: Any, code: str) -> None:
         s = b.agent_session_open()
         assert code_of(lambda: b.agent_session_set_scratchpad(s, pad, opts)) == code
         assert (b.agent_session_scratchpad(s), snapshot(s)["scratchpad_version"]) == (None, 0)

@@ -139,7 +139,7 @@ class TestAttach:
         ],
     )
     @pytest.mark.req("S3.session.unknown_input_raises")
-    def test_what_cannot_be_is_refused(self, room: Room, client_id: Any, opts: Any, code: str) -> None:
+    def test_an_invalid_attachment_is_refused(self, room: Room, client_id: Any, opts: Any, code: str) -> None:
         assert room.refused(lambda: room.session.attach(client_id, opts)).code == code
 
     def test_there_is_a_limit(self, room: Room) -> None:
@@ -226,7 +226,7 @@ class TestHeartbeat:
         assert room.session.live_clients()[0]["last_seen_at"] == room.clock.text
 
     @pytest.mark.req("D11.stale_after_60_s", "HS2.dead_controller_visible")
-    def test_a_silent_one_is_shown_stale_and_taking_over_stays_explicit(self, room: Room) -> None:
+    def test_a_silent_client_is_stale_and_stays_controller_until_a_takeover(self, room: Room) -> None:
         room.session.attach("a", mode="controller")
         room.session.attach("b")
         room.clock.pass_by(seconds=59.9)
@@ -239,7 +239,7 @@ class TestHeartbeat:
         assert [one["stale"] for one in room.session.live_clients()] == [False, False]
 
     @pytest.mark.req("D11.presence_is_log", "HS1.heartbeats_fill_nothing", "D11.heartbeat_coalesced")
-    def test_a_week_of_beats_costs_little_and_fills_nothing(self, tmp_path: Path) -> None:
+    def test_a_week_of_heartbeats_adds_few_records(self, tmp_path: Path) -> None:
         room = Room(tmp_path, store=str(tmp_path / "home"))
         room.session.attach("portal", metadata={"agent": "browser", "window": 3})
         room.session.inject({"role": "user", "content": "hello"})
@@ -256,7 +256,7 @@ class TestHeartbeat:
         assert settled_bytes(tmp_path / "home") - before <= 2_000_000
 
     @pytest.mark.req("H10.heartbeat_keeps_redo", "D11.presence_is_log", "H11.audit_survives_rollback")
-    def test_no_one_coming_going_or_beating_ends_the_redo_stack(self, room: Room) -> None:
+    def test_attach_detach_and_heartbeat_keep_the_redo_stack(self, room: Room) -> None:
         with room.session.turn("write"), room.session.call() as call:
             call.write_file("a.txt", "one\n")
         file = Path(room.opened.root) / "a.txt"
@@ -334,7 +334,7 @@ class TestWhatOnlyTheControllerMayDo:
         assert [room.refused(partial(act, "eye")).code for act in acts] == ["not_controller"] * 2
 
     @pytest.mark.parametrize("content", ["", "  ", None, 7, [], {"text": "x"}])
-    def test_a_prompt_says_something(self, room: Room, content: Any) -> None:
+    def test_an_empty_prompt_is_refused(self, room: Room, content: Any) -> None:
         room.session.attach("tui", mode="controller")
         assert room.refused(lambda: room.session.client_inject_prompt("tui", content)).code == "invalid_params"
 
@@ -371,7 +371,7 @@ class TestLifecycle:
         assert view["live_clients"] == builtins.agent_session_live_clients("s")
 
     @pytest.mark.req("D11.fork_does_not_copy")
-    def test_a_fork_begins_with_no_one(self, room: Room) -> None:
+    def test_a_fork_begins_without_clients(self, room: Room) -> None:
         room.session.attach("b", mode="controller")
         child = room.session.fork()
         assert child.live_clients() == []
@@ -431,7 +431,7 @@ STEPS = st.lists(
 @pytest.mark.req("S3.live.many_observers_one_controller", "S3.inject_prompt.controller_only")
 @given(STEPS)
 @settings(max_examples=40)
-def test_whatever_they_do_there_is_one_controller_at_most_and_only_its_prompts(
+def test_there_is_always_at_most_one_controller_and_only_its_prompts_count(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str]]
 ) -> None:
     room = Room(tmp_path_factory.mktemp("room"))

@@ -69,7 +69,7 @@ def event_of(child: subprocess.Popen[str]) -> Any:
 
 @pytest.mark.req("D14.cli.attach")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_attach_tells_every_event_until_it_is_stopped(open_root: Desk, how: signal.Signals) -> None:
+def test_attach_prints_every_event_until_it_is_stopped(open_root: Desk, how: signal.Signals) -> None:
     open_root.session.inject({"role": "user", "content": "earlier"})
     child = open_root.start("s", "--client", "eye", "--json")
     came = event_of(child)
@@ -110,7 +110,7 @@ def test_a_reader_that_goes_ends_it(open_root: Desk) -> None:
 
 
 @pytest.mark.req("D14.cli.attach", "S3.attach.second_controller_refused")
-def test_control_is_asked_for_by_name(open_root: Desk) -> None:
+def test_a_second_controller_needs_takeover(open_root: Desk) -> None:
     open_root.session.attach("tui", mode="controller")
     refused = open_root.run("attach", "s", "--client", "web", "--mode", "controller", "--json")
     assert (refused.returncode, json.loads(refused.stdout)["error"]["code"]) == (1, "controller_present")

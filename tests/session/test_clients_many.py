@@ -136,7 +136,7 @@ def _struggle(session: DurableSession, count: int) -> set[str]:
 
 
 @pytest.mark.req("S3.attach.second_controller_refused")
-def test_of_many_who_ask_at_once_exactly_one_becomes_controller(ground: Ground) -> None:
+def test_of_many_parallel_attachments_exactly_one_becomes_controller(ground: Ground) -> None:
     session = ground.opened.session(SESSION)
     barrier = threading.Barrier(12)
     won: list[str] = []
@@ -159,7 +159,7 @@ def test_of_many_who_ask_at_once_exactly_one_becomes_controller(ground: Ground) 
 
 
 @pytest.mark.req("S3.live.belongs_to_session", "D11.sessions_durable")
-def test_what_was_acknowledged_survives_kill_9(ground: Ground) -> None:
+def test_an_acknowledged_heartbeat_survives_kill_9(ground: Ground) -> None:
     for round_ in range(4):
         child = ground.start("beat", f"client{round_}", 0)
         told = [line_of(child) for _ in range(5 + round_)]

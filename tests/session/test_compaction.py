@@ -53,7 +53,7 @@ def test_by_default_the_last_twelve_stay_and_the_rest_is_one_masked_message(sess
 
 
 @pytest.mark.parametrize("count", [0, 5, 12])
-def test_nothing_happens_to_little_transcript(session: DurableSession, count: int) -> None:
+def test_a_short_transcript_is_not_compacted(session: DurableSession, count: int) -> None:
     fill(session, count)
     before = session.view()
     assert session.compact() == count
@@ -103,7 +103,7 @@ def test_keys_that_are_no_text_are_unknown_too(session: DurableSession) -> None:
 
 
 @pytest.mark.req("S3.compact.token_threshold")
-def test_below_the_token_threshold_nothing_happens(session: DurableSession) -> None:
+def test_a_transcript_below_the_token_threshold_is_not_compacted(session: DurableSession) -> None:
     said = fill(session, 20)
     tokens = estimated_tokens(said)
     assert session.compact(token_threshold=tokens) == 20
@@ -122,7 +122,7 @@ class TestStrategies:
         assert all(line.startswith("[user] ") and len(line) <= 507 and "cut" in line for line in lines[1:-1])
 
     @pytest.mark.req("S3.compact_strategy.observation_mask")
-    def test_the_mask_keeps_what_the_assistant_said_and_hides_long_outputs(self, session: DurableSession) -> None:
+    def test_the_mask_keeps_the_assistants_text_and_hides_long_outputs(self, session: DurableSession) -> None:
         output = "line one " + "z" * 300 + "\n" + "rest\n" * 100
         for message in (user("go"), calling("c", text="Looking."), result("c", output), assistant("y" * 900)):
             session.inject(message)
@@ -181,7 +181,7 @@ class TestStrategies:
         assert asked == [said[:8]]
         assert session.messages()[0]["content"] == "They greeted each other."
 
-    def test_llm_that_says_nothing_is_replaced_by_truncation(self, session: DurableSession) -> None:
+    def test_an_empty_summary_of_a_model_is_replaced_by_truncation(self, session: DurableSession) -> None:
         fill(session, 20)
         session.summarizer = lambda messages: "  "
         session.compact(compact_strategy="llm")
@@ -217,7 +217,7 @@ class TestStrategies:
         assert session.length() == 15 and session.messages()[-1] == user("next")
 
     @pytest.mark.parametrize("made", ["", None, 7, {"other": "x"}, [{"content": "no role"}]])
-    def test_custom_that_gives_nothing_is_refused(self, session: DurableSession, made: Any) -> None:
+    def test_an_empty_summary_of_a_custom_compactor_is_refused(self, session: DurableSession, made: Any) -> None:
         fill(session, 20)
         assert code_of(session, {"custom_compactor": lambda archived: made}) == "invalid_params"
 
@@ -235,7 +235,7 @@ class TestStrategies:
         opts: dict[str, Any] = {"compress_callback": lambda asked: None, "tool_output_max_chars": 10}
         assert code_of(session, opts) == "invalid_params"
 
-    def test_what_a_callback_raises_comes_out_and_changes_nothing(self, session: DurableSession) -> None:
+    def test_an_error_of_a_callback_is_raised_and_nothing_changes(self, session: DurableSession) -> None:
         fill(session, 20)
         before = session.view()
 
@@ -390,7 +390,7 @@ class TestSplit:
             assert len(paired(after).orphans) <= len(paired(messages).orphans)
             assert estimated_tokens(after) <= limit or estimated_tokens(done.summaries) == 0
 
-    def test_it_moves_back_to_a_users_message(self) -> None:
+    def test_a_split_moves_back_to_a_users_message(self) -> None:
         said = [user("a"), assistant("b"), user("c"), calling("x"), result("x"), assistant("d")]
         assert split_at(said, 2) == 2
 
@@ -406,7 +406,7 @@ class TestSplit:
         assert session.messages()[0]["metadata"]["compaction"]["archived_messages"] == 4
 
 
-def test_what_is_said_while_a_model_summarises_stays(session: DurableSession) -> None:
+def test_a_message_that_arrives_while_a_model_summarises_stays(session: DurableSession) -> None:
     fill(session, 20)
 
     def model(messages: Sequence[Message]) -> str:

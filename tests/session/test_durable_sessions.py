@@ -39,7 +39,9 @@ class TestMemory:
         assert opened.sessions.live.ids() == [f"s{number}" for number in range(10, 138)]
 
     @pytest.mark.req("S3.lru.least_recent_out", "HS5.eviction_loses_nothing", "D11.sessions_durable")
-    def test_the_one_used_longest_ago_leaves_and_loses_nothing(self, opened: api.Mulligan, work: Path) -> None:
+    def test_the_session_used_longest_ago_leaves_memory_and_loses_nothing(
+        self, opened: api.Mulligan, work: Path
+    ) -> None:
         sessions = Sessions(opened.open_root, opened.boundary, cap=2)
         first = sessions.open("first")
         with first.turn("t"):
@@ -64,7 +66,7 @@ class TestMemory:
 
     @pytest.mark.req("HS5.eviction_loses_nothing")
     @pytest.mark.parametrize("held", [True, False])
-    def test_what_was_registered_on_one_counts_as_long_as_it_is_open(self, opened: api.Mulligan, held: bool) -> None:
+    def test_reducers_stay_registered_while_the_session_is_open(self, opened: api.Mulligan, held: bool) -> None:
         sessions = Sessions(opened.open_root, opened.boundary, cap=1)
         first = counting(sessions.open("one"))
         in_hand = [first] if held else []
@@ -139,7 +141,7 @@ class TestReopening:
             is_sound(opened)
 
     @pytest.mark.parametrize("after", [1, 7, 23])
-    def test_what_was_acknowledged_survives_kill_9(self, tmp_path: Path, after: int) -> None:
+    def test_acknowledged_messages_survive_kill_9(self, tmp_path: Path, after: int) -> None:
         (tmp_path / "w").mkdir()
         store = str(tmp_path / "store")
         with api.open(str(tmp_path / "w"), store=store) as opened:

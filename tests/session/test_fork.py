@@ -43,7 +43,7 @@ class TestForking:
         assert [event["id"] for event in snapshot(child)["events"]] == [event["id"] for event in snapshot(s)["events"]]
 
     @pytest.mark.req("S3.fork.dst_names_child", "HS3.fork_into_existing")
-    def test_it_takes_an_id_and_never_one_that_is_taken(self) -> None:
+    def test_a_fork_gets_the_wanted_id_unless_it_is_in_use(self) -> None:
         s, other = b.agent_session_open("s"), b.agent_session_open("other")
         say(other, "mine")
         assert b.agent_session_fork(s, "named") == "named"

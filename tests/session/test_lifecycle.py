@@ -67,7 +67,7 @@ class TestClosing:
 
     @pytest.mark.req("D11.close_semantics")
     @pytest.mark.parametrize("verb", VERBS)
-    def test_nothing_begins_in_it_any_more(self, verb: str) -> None:
+    def test_no_call_or_turn_begins_in_a_closed_session(self, verb: str) -> None:
         session = api.innermost().sessions.open("s")
         session[Plan].seed(Plan("before"))
         session.close("done")
@@ -80,7 +80,7 @@ class TestClosing:
         assert session[Plan].all() == (Plan("before"),)
 
     @pytest.mark.req("D11.close_semantics")
-    def test_what_is_under_way_ends_and_can_be_undone(self, work: Path) -> None:
+    def test_an_open_call_ends_when_its_session_closes_and_can_be_undone(self, work: Path) -> None:
         session = api.innermost().sessions.open("s")
         with session.turn("last"), session.call("w") as call:
             call.write_file("a.txt", "x")

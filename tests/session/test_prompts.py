@@ -63,7 +63,7 @@ def check_anthropic(messages: list[dict[str, Any]]) -> None:
 
 @settings(max_examples=400)
 @given(talk)
-def test_whatever_was_said_and_wherever_it_was_cut_it_can_be_sent(messages: list[Message]) -> None:
+def test_any_transcript_cut_anywhere_gives_a_valid_prompt(messages: list[Message]) -> None:
     for start in (0, len(messages) // 2):
         for stop in (len(messages), (len(messages) * 2) // 3):
             part = messages[start:stop]
@@ -73,7 +73,7 @@ def test_whatever_was_said_and_wherever_it_was_cut_it_can_be_sent(messages: list
 
 @settings(max_examples=200)
 @given(talk)
-def test_at_a_sound_cut_no_result_is_made_up_on_either_side_that_was_there(messages: list[Message]) -> None:
+def test_at_a_sound_cut_no_result_is_invented_on_either_side(messages: list[Message]) -> None:
     whole = _made_up(messages)
     for cut in sound_cuts(messages):
         assert _made_up(messages[:cut]) + _made_up(messages[cut:]) == whole
@@ -84,7 +84,7 @@ def _made_up(messages: list[Message]) -> int:
     return sum(message["role"] == "tool" and message["content"] == NO_RESULT for message in sent)
 
 
-def test_a_missing_result_is_made_up_and_says_so() -> None:
+def test_a_missing_result_is_replaced_by_one_that_says_so() -> None:
     assert for_model([user("go"), calling("a", "b"), result("a", "42"), user("stop")]).messages == [
         {"role": "user", "content": "go"},
         {
@@ -109,7 +109,7 @@ def test_a_result_without_its_call_becomes_text() -> None:
     ]
 
 
-def test_a_result_that_came_late_stands_right_after_its_call() -> None:
+def test_a_late_result_comes_right_after_its_call() -> None:
     sent = for_model([calling("a"), user("hurry"), result("a", "42")]).messages
     assert [message["role"] for message in sent] == ["assistant", "tool", "user"]
 
@@ -145,7 +145,7 @@ def test_shapes_are_translated_both_ways() -> None:
     ]
 
 
-def test_system_texts_are_where_each_wants_them() -> None:
+def test_system_texts_are_where_each_provider_expects_them() -> None:
     said = [{"role": "system", "content": "two"}, user("go")]
     assert for_model(said, "openai", system="one").messages[0] == {"role": "system", "content": "one"}
     sent = for_model(said, "anthropic", system="one")

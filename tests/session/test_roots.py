@@ -93,7 +93,7 @@ class TestAnchor:
             ([1], "invalid_params"),
         ],
     )
-    def test_what_cannot_be_is_refused(self, land: Land, anchor: Any, code: str) -> None:
+    def test_an_invalid_value_is_refused(self, land: Land, anchor: Any, code: str) -> None:
         def real(value: Any) -> Any:
             if isinstance(value, dict):
                 return {name: real(item) for name, item in value.items()}
@@ -143,7 +143,7 @@ class TestPolicy:
             ("extend", "invalid_params"),
         ],
     )
-    def test_what_cannot_be_is_refused(self, land: Land, policy: Any, code: str) -> None:
+    def test_an_invalid_value_is_refused(self, land: Land, policy: Any, code: str) -> None:
         assert land.refused(lambda: land.session.set_workspace_policy(policy)) == code
 
 
@@ -169,7 +169,7 @@ class TestRoots:
         assert land.events("RootUnmounted") == [again]
 
     @pytest.mark.req("S3.roots.add_returns")
-    def test_what_cannot_be_mounted_is_reported(self, land: Land) -> None:
+    def test_a_root_that_cannot_be_mounted_is_an_error_in_the_answer(self, land: Land) -> None:
         (land.base / "file").write_text("x")
         places = ["/nowhere", str(land.base / "file"), "", land.work, str(land.base / "home"), str(land.base), 7]
         for place in places:

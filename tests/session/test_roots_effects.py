@@ -30,11 +30,13 @@ class TestReading:
 
     @pytest.mark.parametrize(("tool", "params"), LOOKING)
     @pytest.mark.parametrize("name", ["outside", "external", "extra", "lib/../outside", "home"])
-    def test_what_is_not_mounted_cannot(self, mounted: MountedRoots, tool: str, params: Json, name: str) -> None:
+    def test_a_directory_that_is_not_mounted_cannot_be_read(
+        self, mounted: MountedRoots, tool: str, params: Json, name: str
+    ) -> None:
         assert mounted.denied(tool, **at(params, f"{mounted.base}/{name}"))
 
     @pytest.mark.req("D11.mount_paths_absolute")
-    def test_what_is_found_there_is_reported_by_its_whole_path(self, mounted: MountedRoots) -> None:
+    def test_results_in_a_mounted_root_have_absolute_paths(self, mounted: MountedRoots) -> None:
         found = mounted.perform("grep", pattern="two", path=mounted.at("lib"))
         assert found["matches"] == {"inline_text": {"text": f"{mounted.at('lib')}/a.txt:2:lib two"}}
         found = mounted.perform("glob", pattern="**/*", path=mounted.at("box"))
@@ -43,7 +45,7 @@ class TestReading:
         assert ran["changes"] == [{"path": f"{mounted.at('ext')}/n", "kind": "created"}]
 
     @pytest.mark.req("D11.mount_paths_absolute")
-    def test_a_relative_path_never_leads_there(self, mounted: MountedRoots) -> None:
+    def test_a_relative_path_never_leads_into_a_mounted_root(self, mounted: MountedRoots) -> None:
         assert mounted.denied("read_file", path="../lib/a.txt")
         assert mounted.denied("write_file", path="../ext/a.txt", content="x")
 
@@ -75,7 +77,7 @@ class TestReading:
 class TestReadOnly:
     @pytest.mark.req("D11.mount_read_only", "D11.mount_modes")
     @pytest.mark.parametrize(("tool", "params"), CHANGING)
-    def test_nothing_changes_there(self, mounted: MountedRoots, tool: str, params: Json) -> None:
+    def test_a_read_only_root_cannot_be_changed(self, mounted: MountedRoots, tool: str, params: Json) -> None:
         assert mounted.denied(tool, **at(params, mounted.at("lib")))
 
     @pytest.mark.req("D11.mount_modes", "S3.policy.default_mount_mode")
@@ -100,7 +102,7 @@ class TestReadOnly:
 class TestExtend:
     @pytest.mark.req("D11.mount_modes")
     @pytest.mark.parametrize(("tool", "params"), CHANGING)
-    def test_what_is_done_there_is_one_call_that_is_undone_and_redone(
+    def test_an_effect_in_a_mounted_root_is_undone_and_redone_as_one_call(
         self, mounted: MountedRoots, tool: str, params: Json
     ) -> None:
         before = mounted.tree()
@@ -162,7 +164,7 @@ class TestExtend:
 
 
 class TestOneCallInSeveralRoots:
-    def test_it_commits_as_one_and_is_undone_as_one(self, mounted: MountedRoots) -> None:
+    def test_a_call_in_several_roots_commits_and_is_undone_as_one(self, mounted: MountedRoots) -> None:
         before = mounted.tree()
         call = mounted.work_in_two_roots()
         after = mounted.tree()
@@ -254,7 +256,7 @@ class TestOneCallInSeveralRoots:
         assert mounted.tree() == after
         assert mounted.session.undo().ok and mounted.tree() == before
 
-    def test_what_a_call_was_answered_in_one_root_it_may_use_in_another(self, mounted: MountedRoots) -> None:
+    def test_a_call_may_use_a_blob_of_one_root_in_another(self, mounted: MountedRoots) -> None:
         with mounted.session.call() as call:
             assert call.write_file("b.txt", "B\n").ok
             told = call.exec(["sh", "-c", "yes | head -c 200000"], cwd=mounted.at("ext")).to_dict()
@@ -433,7 +435,7 @@ class TestForkedWithFiles:
         assert child.merge().ok
         assert mounted.tree() == {**before, "outside/a.txt": "child\n"}
 
-    def test_what_is_mounted_inside_is_mounted_inside_the_copy(self, mounted: MountedRoots) -> None:
+    def test_a_root_mounted_inside_is_mounted_inside_the_copy(self, mounted: MountedRoots) -> None:
         (mounted.base / "work/vendor").mkdir()
         (mounted.base / "work/vendor/v.txt").write_text("vendor\n")
         mounted.session.add_root(mounted.at("work/vendor"), mount_mode="read_only")

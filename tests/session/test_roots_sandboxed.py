@@ -18,9 +18,7 @@ from tests.session.mounted_roots import CHANGING, Json, MountedRoots, at
 class TestSandboxed:
     @pytest.mark.req("D11.mount_sandboxed", "D11.mount_modes")
     @pytest.mark.parametrize(("tool", "params"), CHANGING)
-    def test_what_is_written_stays_in_the_copy_until_merged(
-        self, mounted: MountedRoots, tool: str, params: Json
-    ) -> None:
+    def test_writes_stay_in_the_copy_until_it_is_merged(self, mounted: MountedRoots, tool: str, params: Json) -> None:
         before = mounted.tree()
         assert mounted.perform(tool, **at(params, mounted.at("box")))["status"] == "ok"
         assert mounted.tree() == before
@@ -47,7 +45,7 @@ class TestSandboxed:
         assert receipt.to_dict()["content"] == {"inline_text": {"text": "box one\nbox two\n"}}
 
     @pytest.mark.req("D11.mount_sandboxed")
-    def test_calls_there_are_undone_there(self, mounted: MountedRoots) -> None:
+    def test_calls_in_the_copy_are_undone_in_the_copy(self, mounted: MountedRoots) -> None:
         mounted.perform("write_file", path=mounted.at("box/a.txt"), content="first\n")
         mounted.perform("write_file", path=mounted.at("box/a.txt"), content="second\n")
         undone = mounted.session.undo()
@@ -58,7 +56,7 @@ class TestSandboxed:
         assert mounted.text("box/a.txt") == "box one\nbox two\n"
 
     @pytest.mark.parametrize("ending", ["merge_root", "drop_root"])
-    def test_once_the_copy_is_gone_undo_and_rollback_step_over_it(self, mounted: MountedRoots, ending: str) -> None:
+    def test_undo_and_rollback_skip_calls_in_a_removed_copy(self, mounted: MountedRoots, ending: str) -> None:
         before = mounted.tree()
         with mounted.session.turn("first"):
             mounted.perform("write_file", path="own.txt", content="own\n")
@@ -83,7 +81,7 @@ class TestSandboxed:
         assert mounted.session.rewind(first).ok
         assert mounted.tree() == before
 
-    def test_what_others_did_meanwhile_is_merged_or_named(self, mounted: MountedRoots) -> None:
+    def test_other_writers_changes_are_merged_or_reported(self, mounted: MountedRoots) -> None:
         (mounted.base / "box/long.txt").write_text("one\n-\n-\ntwo\n")
         mounted.perform("edit_file", path=mounted.at("box/long.txt"), old_string="one", new_string="agent")
         (mounted.base / "box/long.txt").write_text("one\n-\n-\nperson\n")
@@ -100,7 +98,7 @@ class TestSandboxed:
         assert (merged.ok, merged.overwrote_external) == (True, (mounted.at("box/a.txt"),))
         assert mounted.text("box/a.txt") == "agent again\n"
 
-    def test_nothing_in_the_copy_is_lost_by_accident(self, mounted: MountedRoots) -> None:
+    def test_a_root_with_unmerged_writes_cannot_be_unmounted(self, mounted: MountedRoots) -> None:
         mounted.perform("write_file", path=mounted.at("box/a.txt"), content="mine\n")
         assert mounted.session.remove_root(mounted.at("box"))["ok"] is False
         assert mounted.session.add_root(mounted.at("box"), mount_mode="extend")["ok"] is False
@@ -120,7 +118,7 @@ class TestSandboxed:
             assert caught.value.code == "unknown_root"
 
     @pytest.mark.req("D11.mount_sandboxed")
-    def test_it_goes_on_after_the_store_was_opened_again(self, mounted: MountedRoots) -> None:
+    def test_a_copy_is_used_again_after_the_store_was_reopened(self, mounted: MountedRoots) -> None:
         mounted.perform("write_file", path=mounted.at("box/a.txt"), content="mine\n")
         with mulligan.open(mounted.at("work"), store=mounted.at("home")) as again:
             session = again.session("s")
@@ -142,7 +140,7 @@ class TestSandboxed:
         assert mounted.session.merge_root(mounted.at("box")).ok
         assert {mounted.text(f"box/{number}.txt") for number in range(8)} == {f"{number}\n" for number in range(8)}
 
-    def test_what_a_dead_process_left_half_copied_is_swept_up(self, mounted: MountedRoots) -> None:
+    def test_a_copy_that_a_dead_process_left_unfinished_is_removed(self, mounted: MountedRoots) -> None:
         code = "import mulligan, sys; print(mulligan.open(sys.argv[1], store=sys.argv[2]).store.owner())"
         dead = subprocess.run(
             [sys.executable, "-c", code, mounted.at("work"), mounted.at("home")],

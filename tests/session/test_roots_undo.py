@@ -51,7 +51,7 @@ def test_a_path_in_no_root_of_the_call_is_refused(mounted: MountedRoots, path: s
 
 
 @pytest.mark.req("D11.mount_paths_absolute")
-def test_what_it_did_in_another_root_is_shown_with_it(mounted: MountedRoots) -> None:
+def test_a_call_shows_its_changes_in_another_root(mounted: MountedRoots) -> None:
     call, open_root = mounted.work_in_two_roots(), mounted.opened.open_root
     paths = ["a.txt", "b.txt", mounted.at("ext/a.txt"), mounted.at("ext/new.txt")]
     with open_root.ledger.store.read() as tx:
@@ -68,7 +68,7 @@ def test_a_label_is_that_of_the_call_and_not_of_what_it_did_elsewhere(mounted: M
     assert mounted.session.rewind("both").ok and mounted.tree() == before
 
 
-def test_undo_operations_over_two_roots_stand_in_the_order_they_were_made(mounted: MountedRoots) -> None:
+def test_undo_and_rollback_follow_the_order_of_calls_over_two_roots(mounted: MountedRoots) -> None:
     for number in range(5):
         mounted.opened.session("other").perform("write_file", {"path": "pad", "content": str(number)})
     _, first = mounted.session.perform("write_file", {"path": "a.txt", "content": "W\n"})

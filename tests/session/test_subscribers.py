@@ -65,7 +65,7 @@ def test_a_callback_may_write_to_its_session(session: DurableSession) -> None:
     assert [message["content"] for message in session.messages()] == ["you", "heard you"]
 
 
-def test_one_can_begin_with_what_was_said_before(session: DurableSession) -> None:
+def test_a_subscription_can_begin_at_an_earlier_record(session: DurableSession) -> None:
     for number in range(5):
         session.inject(user(str(number)))
     ear = Ear()
@@ -74,7 +74,7 @@ def test_one_can_begin_with_what_was_said_before(session: DurableSession) -> Non
     assert ear.texts == ["2", "3", "4"]
 
 
-def test_a_slow_one_never_blocks_the_writer_nor_the_others(session: DurableSession) -> None:
+def test_a_slow_subscriber_blocks_neither_the_writer_nor_the_others(session: DurableSession) -> None:
     gate = threading.Event()
     slow_texts: list[str] = []
 
@@ -161,7 +161,7 @@ def test_subscribers_receive_calls_that_begin_end_and_are_undone(session: Durabl
 
 
 @pytest.mark.parametrize("callback", [None, 7, "print"])
-def test_what_cannot_receive_events_is_refused(session: DurableSession, callback: Any) -> None:
+def test_a_subscriber_must_be_a_function(session: DurableSession, callback: Any) -> None:
     with pytest.raises(MulliganError) as caught:
         session.subscribe(callback)
     assert caught.value.code == "invalid_params" and not session.subscriptions()
@@ -203,7 +203,9 @@ def test_reset_and_rewinding_leave_no_gap(session: DurableSession) -> None:
     assert ear.texts == ["one", "two", "three"]
 
 
-def test_many_ears_many_threads_and_two_processes(session: DurableSession, tmp_path: Path, work: Path) -> None:
+def test_many_subscribers_get_all_events_of_threads_and_processes_in_order(
+    session: DurableSession, tmp_path: Path, work: Path
+) -> None:
     ears = [Ear() for _ in range(32)]
     told = [session.subscribe(ear) for ear in ears]
     arguments = [sys.executable, str(CHILD), str(work), str(tmp_path / "home"), "s", "40"]

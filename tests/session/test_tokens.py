@@ -84,7 +84,7 @@ class TestCreate:
         "S3.token.records_caller",
         "S3.token.optional_created_at",
     )
-    def test_it_says_who_since_when_and_until_when(self, till: Till) -> None:
+    def test_a_token_has_its_principal_and_its_times(self, till: Till) -> None:
         made = till.create(id=OWN, attributes={"role": "operator", "n": [1, None]})
         assert made == Token(
             id=OWN,
@@ -119,7 +119,7 @@ class TestCreate:
             {"id": 7},
         ],
     )
-    def test_what_cannot_be_is_refused_and_leaves_no_record(self, till: Till, wrong: dict[str, Any]) -> None:
+    def test_an_invalid_token_is_refused_and_leaves_no_record(self, till: Till, wrong: dict[str, Any]) -> None:
         assert till.code_of(lambda: till.create(**wrong)) == "invalid_params"
         assert till.kinds() == []
 
@@ -182,7 +182,7 @@ class TestCreate:
             ),
         ],
     )
-    def test_a_good_one_is_taken_trimmed(self, till: Till, strong: str) -> None:
+    def test_a_valid_id_is_used_without_surrounding_spaces(self, till: Till, strong: str) -> None:
         assert till.create(id=strong).id == strong.strip()
         assert till.tokens.get(strong) is not None
 
@@ -276,7 +276,7 @@ class TestGetTouchExpire:
         assert settled_bytes(tmp_path / "home") < 400_000
 
     @pytest.mark.parametrize("wrong", [None, 7, b"mlg_"])
-    def test_what_is_no_text_is_no_token(self, till: Till, wrong: Any) -> None:
+    def test_a_token_must_be_text(self, till: Till, wrong: Any) -> None:
         for verb in (till.tokens.get, till.tokens.touch, till.tokens.expire):
             assert till.code_of(lambda verb=verb: verb(wrong)) == "invalid_params"
 
@@ -337,7 +337,7 @@ while True:
 """
 
     @pytest.mark.req("S3.token.crash_safe")
-    def test_what_was_acknowledged_survives_kill_9(self, tmp_path: Path) -> None:
+    def test_an_acknowledged_token_survives_kill_9(self, tmp_path: Path) -> None:
         home = str(tmp_path / "home")
         said: list[list[str]] = []
         for _ in range(3):

@@ -90,7 +90,7 @@ class TestCommandLine:
         assert run(tmp_path / "home", "create", "--principal", "p", "--ttl", ttl).code == 2
         assert not (tmp_path / "home" / "store.db").exists()
 
-    def test_what_is_missing_is_bad_usage(self, tmp_path: Path) -> None:
+    def test_a_missing_argument_is_bad_usage(self, tmp_path: Path) -> None:
         home = tmp_path / "home"
         assert run(home, "create", "--ttl", "1h").code == 2
         assert run(home, "create", "--principal", "p").code == 2
@@ -190,7 +190,7 @@ class TestMiddleware:
             *("Bearer static-one static-two", f"Bearer {UNKNOWN}", "Bearer " + "x" * 100_000),
         ],
     )
-    def test_a_header_that_bears_nothing_good_is_401(self, hall: TokenServer, header: str) -> None:
+    def test_a_header_without_a_valid_token_is_401(self, hall: TokenServer, header: str) -> None:
         answer = hall.ask(("authorization", header))
         assert (answer.status_code, answer.json()) == (401, {"error": "unauthorized"})
         assert answer.headers["www-authenticate"].startswith("Bearer")
@@ -204,7 +204,7 @@ class TestMiddleware:
     def test_a_handle_is_no_token(self, hall: TokenServer) -> None:
         assert hall.bearing(self.make(hall).handle).status_code == 401
 
-    def test_open_paths_need_nothing(self, hall: TokenServer) -> None:
+    def test_open_paths_need_no_token(self, hall: TokenServer) -> None:
         assert hall.ask(path="/healthz").json() == "ok"
         assert hall.ask(path="/healthz/").status_code == 401
 
@@ -264,7 +264,7 @@ class TestMcpOverHttp:
             tokens.expire(made.id or "")
             assert self.post(server, made.id) == 401
 
-    def test_a_token_alone_can_be_asked_for_and_nothing_shows_it(self, places: tuple[Path, Path]) -> None:
+    def test_the_token_alone_can_be_printed_and_nothing_else_shows_it(self, places: tuple[Path, Path]) -> None:
         root, home = places
         _, made = self.make(home)
         with on_http(root, home, "--require-token") as server:

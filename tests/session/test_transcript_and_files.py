@@ -79,7 +79,7 @@ class TestRollback:
         assert (work / "a.txt").exists()
         assert code_of(session.redo) == "nothing_to_redo"
 
-    def test_a_dry_run_tells_and_moves_nothing(self, session: DurableSession, work: Path) -> None:
+    def test_a_dry_run_reports_and_changes_nothing(self, session: DurableSession, work: Path) -> None:
         turn(session, "one", "a.txt")
         before = session.messages()
         done = session.rollback(dry_run=True)
@@ -109,7 +109,7 @@ class TestRollback:
         assert [event["kind"] for event in before] == ["message", "permission_route", "live_session_client"]
 
     @pytest.mark.req("HS13.checkpoints_are_positions")
-    def test_turns_and_undo_operations_store_no_second_copy_of_anything_said(
+    def test_turns_and_undo_operations_store_each_message_once(
         self, opened: api.Mulligan, session: DurableSession
     ) -> None:
         turn(session, "a needle in the store", "a.txt")
@@ -121,7 +121,7 @@ class TestRollback:
         marked = [text for text in texts if "done: a needle in the store" in text]
         assert len(marked) == 1 and marked[0].startswith("RecordRow")
 
-    def test_only_the_turn_goes_not_what_was_said_after_it(self, session: DurableSession) -> None:
+    def test_rollback_removes_the_turn_and_not_later_messages(self, session: DurableSession) -> None:
         session.inject(user("before"))
         turn(session, "one")
         session.inject(user("after"))
@@ -149,7 +149,7 @@ class TestRollback:
         session.rollback()
         assert (said(session), said(other)) == ([], ["theirs"])
 
-    def test_if_nothing_could_be_rolled_back_transcript_stays_too(self, session: DurableSession, work: Path) -> None:
+    def test_the_transcript_stays_if_no_file_could_be_rolled_back(self, session: DurableSession, work: Path) -> None:
         turn(session, "one", "a.txt")
         (work / "a.txt").write_text("somebody's")
         before = session.messages()
@@ -209,7 +209,7 @@ class TestTogether:
         assert said(session) == ["meanwhile"] and not (work / "a.txt").exists()
         sound(opened)
 
-    def test_what_was_forked_away_stays_when_its_source_is_undone(self, session: DurableSession) -> None:
+    def test_a_fork_stays_when_its_source_is_undone(self, session: DurableSession) -> None:
         turn(session, "one")
         turn(session, "two")
         child = session.fork()
@@ -259,7 +259,7 @@ class TestRewind:
         assert session.rewind("c-a.txt", transcript=False).ok
         assert not (work / "a.txt").exists()
 
-    def test_to_a_call_when_nothing_was_said_around_it(self, session: DurableSession, work: Path) -> None:
+    def test_a_rewind_to_a_call_removes_the_messages_after_it(self, session: DurableSession, work: Path) -> None:
         session.inject(user("go"))
         for name in ("a.txt", "b.txt"):
             with session.call("w", tool_call_id=name) as call:
@@ -418,7 +418,7 @@ class TestBudget:
             {"max_messages": 2, "recovery": "trim", "keep_last": 2},
         ],
     )
-    def test_a_budget_that_cannot_be_one_is_refused(self, session: DurableSession, budget: Any) -> None:
+    def test_an_invalid_budget_is_refused(self, session: DurableSession, budget: Any) -> None:
         assert code_of(lambda: session.set_budget(budget)) in ("invalid_params", "unknown_option")
 
     def test_tightening_below_what_is_there_is_refused(self, session: DurableSession) -> None:

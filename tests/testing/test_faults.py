@@ -68,7 +68,7 @@ def replaced(disk: SimulatedDisk, *, sync_file: bool, sync_dir: bool) -> None:
             disk.sync_dir(resolved)
 
 
-def test_what_was_there_at_first_is_synced(disk: SimulatedDisk) -> None:
+def test_the_first_files_of_a_simulated_disk_are_synced(disk: SimulatedDisk) -> None:
     disk.power_cut()
     assert disk.tree() == as_tree({"x": "old", "d/y": "kept"})
 

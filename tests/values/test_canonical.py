@@ -90,7 +90,7 @@ class Shouting(str):
         *({1: "a"}, {None: 1}, {"\udfff": 1}, {Shouting("a"): 1}, {"a": {"b": [nan]}}),
     ],
 )
-def test_what_has_no_canonical_form_is_refused(value: object) -> None:
+def test_a_value_without_a_canonical_form_is_refused(value: object) -> None:
     with pytest.raises(MulliganError) as refused:
         encode(value)
     assert refused.value.code == "invalid_json"
@@ -109,7 +109,7 @@ def test_nesting_without_end_is_refused_and_not_a_crash(depth: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"nul", b"NaN", b"[1,]", b"\xff", b"'a'", b'"\\ud800"', b"1 2", "{"])
-def test_what_is_no_json_is_refused(data: bytes | str) -> None:
+def test_text_that_is_no_json_is_refused(data: bytes | str) -> None:
     with pytest.raises(MulliganError) as refused:
         decode(data)
     assert refused.value.code == "invalid_json"

@@ -91,7 +91,7 @@ FILE = FileEntry(digest_of(b"x"), 1, 0o644, 5)
         (ABSENT, False, False),
     ],
 )
-def test_what_makes_two_entries_the_same(other: Entry, content: bool, state: bool) -> None:
+def test_same_content_and_same_state_compare_the_right_fields(other: Entry, content: bool, state: bool) -> None:
     assert (same_content(FILE, other), same_state(FILE, other)) == (content, state)
 
 
@@ -120,7 +120,7 @@ def test_kinds_of_changes(before: Entry, after: Entry, origin: RepoPath | None, 
         {"kind": "symlink", "target": "base64:!"},
     ],
 )
-def test_what_is_no_entry_is_refused(body: dict[str, object]) -> None:
+def test_json_that_is_no_entry_is_refused(body: dict[str, object]) -> None:
     with pytest.raises(MulliganError) as refused:
         entry_from_json(body)
     assert refused.value.code in ("invalid_entry", "invalid_digest")

@@ -76,7 +76,7 @@ def test_one_parser(text: str, path: str) -> None:
     "text",
     ["", "/", "/a", "..", "../a", "a/..", "a/../b", "a\0b", None, 1, b"a", "\ud800", "x/" * MAX_PATH_BYTES + "x"],
 )
-def test_what_is_no_path_is_refused(text: object) -> None:
+def test_text_that_is_no_relative_path_is_refused(text: object) -> None:
     with pytest.raises(MulliganError) as refused:
         parse_repo_path(text)
     assert refused.value.code == "invalid_path"
@@ -85,7 +85,7 @@ def test_what_is_no_path_is_refused(text: object) -> None:
 @pytest.mark.parametrize(
     "text", ["base64:", "base64:!", "base64:Li4=", "base64:L2E=", "base64:AA==", "base64:YQ", None]
 )
-def test_what_is_no_path_on_the_wire_is_refused(text: object) -> None:
+def test_wire_text_that_is_no_path_is_refused(text: object) -> None:
     with pytest.raises(MulliganError) as refused:
         from_wire(text)
     assert refused.value.code == "invalid_path"

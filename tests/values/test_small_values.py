@@ -47,7 +47,7 @@ GOOD = digest_of(b"")
 @pytest.mark.parametrize(
     "text", ["", GOOD[7:], GOOD.upper(), GOOD + "\n", GOOD[:-1], "sha1:" + GOOD[7:], None, b"x", " " + GOOD]
 )
-def test_what_is_no_digest_is_refused(text: object) -> None:
+def test_text_that_is_no_digest_is_refused(text: object) -> None:
     with pytest.raises(MulliganError) as refused:
         parse_digest(text)
     assert refused.value.code == "invalid_digest"
@@ -143,7 +143,7 @@ def test_an_unknown_code_is_a_mistake_of_ours() -> None:
         (errno.EMFILE, "io_error"),
     ],
 )
-def test_what_the_operating_system_refused_has_a_code(number: int, code: str) -> None:
+def test_an_error_of_the_operating_system_has_a_code(number: int, code: str) -> None:
     error = fault_of_os_error(OSError(number, "said so"), "Doing it")
     assert (error.code, error.details["errno"]) == (code, number)
     assert fault_of_os_error(OSError("no number"), "Doing it").code == "io_error"

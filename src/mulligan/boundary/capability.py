@@ -40,12 +40,13 @@ class Capability:
 
     def to_json(self) -> dict[str, Any]:
         """The fields that set a limit."""
-        found: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None:
-                found[field.name] = list(value) if isinstance(value, tuple) else value
-        return found
+        return fields_to_json(self)
+
+
+def fields_to_json(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are not None, tuples as lists."""
+    found = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {name: list(one) if isinstance(one, tuple) else one for name, one in found.items() if one is not None}
 
 
 UNLIMITED = Capability()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
-from mulligan.boundary.capability import FS_OPS
+from mulligan.boundary.capability import FS_OPS, fields_to_json
 from mulligan.values.errors import fault
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.globs import GlobError, parse_glob
@@ -75,14 +75,7 @@ class Policy:
         return next((rule for rule in reversed(self.rules) if rule.matches(op, names, fold)), None)
 
     def to_json(self) -> list[dict[str, Any]]:
-        return [_rule_to_json(rule) for rule in self.rules]
-
-
-def _rule_to_json(rule: PolicyRule) -> dict[str, Any]:
-    body = {"verdict": rule.verdict, "ops": rule.ops, "paths": rule.paths, "output": rule.output}
-    return {
-        name: list(value) if isinstance(value, tuple) else value for name, value in body.items() if value is not None
-    }
+        return [fields_to_json(rule) for rule in self.rules]
 
 
 NO_POLICY = Policy()

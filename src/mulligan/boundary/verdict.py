@@ -9,10 +9,10 @@ from unicodedata import normalize
 
 from mulligan.boundary.capability import UNLIMITED, Capability, FsOp, both
 from mulligan.boundary.policy import NO_POLICY, Policy, PolicyRule
-from mulligan.values.errors import MulliganError, Refused
+from mulligan.values.errors import MulliganError, Refused, path_denied
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import INLINE_LIMIT_BYTES
-from mulligan.values.paths import ROOT, RepoPath, is_below, parse_repo_path
+from mulligan.values.paths import ROOT, RepoPath, is_below, is_within, parse_repo_path
 
 # HFS+ ignores these characters in names.
 _UNSEEN = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
@@ -55,40 +55,38 @@ class Boundary:
         if allowed is not None and op not in allowed:
             raise Refused("forbidden", "fs_op_not_allowed", f"This session may not {op}.")
 
-    def admits(self, op: FsOp, path: RepoPath) -> bool:
+    def allows(self, op: FsOp, path: RepoPath) -> bool:
         """Whether the operation is allowed. `path` must be resolved: no symbolic link is left to follow."""
         return self._within_roots(path) and all(rule.verdict == "allow" for rule in self._rules(op, path))
 
     def check_path(self, op: FsOp, path: RepoPath) -> None:
         if self.capability.fs_roots is not None and not self._within_roots(path):
-            raise Refused("forbidden", "path_not_allowed", f"{path} is outside what this session may touch.")
-        if (self.policy.rules or self.policies) and not self.admits(op, path):
-            raise Refused("forbidden", "path_not_allowed", f"The policy does not let this session {op} {path}.")
+            raise path_denied(f"{path} is outside what this session may touch.")
+        if (self.policy.rules or self.policies) and not self.allows(op, path):
+            raise path_denied(f"The policy does not let this session {op} {path}.")
 
     def check_write(self, op: FsOp, path: RepoPath) -> None:
         """Check a write. File tools never write into git's own directory, whatever the capability allows."""
         self.check_path(op, path)
         # Most paths have no "git" in them, so the check of each name is rarely needed.
-        looks_plain = path.isascii() and "git" not in path.lower()
-        if path == ROOT or (not looks_plain and any(_is_git(name) for name in path.split("/"))):
-            raise Refused(
-                "forbidden", "path_not_allowed", f"File tools may not change {path}, because it belongs to git."
-            )
-        if self.mounted and any(path == root or is_below(path, root) or is_below(root, path) for root in self.mounted):
-            raise Refused("forbidden", "path_not_allowed", f"{path} is in a mounted root, which does not allow this.")
+        names = [] if path.isascii() and "git" not in path.lower() else _UNSEEN.sub("", path).casefold().split("/")
+        if path == ROOT or any(_GIT_ELSEWHERE.match(name) for name in names):
+            raise path_denied(f"File tools may not change {path}, because it belongs to git.")
+        if self.mounted and any(is_within(path, root) or is_below(root, path) for root in self.mounted):
+            raise path_denied(f"{path} is in a mounted root, which does not allow this.")
 
-    def check_carry(self, source: RepoPath, target: RepoPath) -> None:
+    def check_transfer(self, source: RepoPath, target: RepoPath) -> None:
         """Check a move or copy. Content that the session may not see stays where the policy hides it."""
-        if not self.may_carry(source, target):
-            raise Refused("forbidden", "path_not_allowed", f"The policy hides {source}, and would show it at {target}.")
+        if not self.may_transfer(source, target):
+            raise path_denied(f"The policy hides {source}, and would show it at {target}.")
 
-    def may_carry(self, source: RepoPath, target: RepoPath) -> bool:
+    def may_transfer(self, source: RepoPath, target: RepoPath) -> bool:
         return not self.has_policy or self._shows(source) or not self._shows(target)
 
     def _shows(self, path: RepoPath) -> bool:
-        return self.admits("read", path) and not self.keeps_out_of_answers("read", path)
+        return self.allows("read", path) and not self.keeps_out_of_answers("read", path)
 
-    def admits_everywhere(self, op: FsOp) -> bool:
+    def allows_everywhere(self, op: FsOp) -> bool:
         """Whether this operation is allowed on every path below the root."""
         allowed = self.capability.allowed_fs_ops
         if (allowed is not None and op not in allowed) or not self._within_roots(ROOT):
@@ -113,7 +111,7 @@ class Boundary:
             return True
         folded = RepoPath(self._folded(path))
         bases = [RepoPath(self._folded(base)) for base in self.allowed_roots]
-        return any(folded == base or is_below(folded, base) for base in bases)
+        return any(is_within(folded, base) for base in bases)
 
     def _folded(self, name: str) -> str:
         return normalize("NFC", name.casefold()) if self.folds_case else name
@@ -160,16 +158,8 @@ class Boundary:
         return INLINE_LIMIT_BYTES if cap is None else min(INLINE_LIMIT_BYTES, cap)
 
 
-def _is_git(name: str) -> bool:
-    return _GIT_ELSEWHERE.match(_UNSEEN.sub("", name).casefold()) is not None
-
-
 def _overlap(ones: tuple[RepoPath, ...], others: tuple[RepoPath, ...]) -> list[RepoPath]:
     """The parts of the tree that are in both."""
     pairs = [(one, other) for one in ones for other in others]
-    inner = [one if one == other or is_below(one, other) else other for one, other in pairs if _are_nested(one, other)]
-    return list(dict.fromkeys(inner))
-
-
-def _are_nested(one: RepoPath, other: RepoPath) -> bool:
-    return one == other or is_below(one, other) or is_below(other, one)
+    inner = [(one, other) if is_within(one, other) else (other, one) for one, other in pairs]
+    return list(dict.fromkeys(below for below, above in inner if is_within(below, above)))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from mulligan.boundary.capability import UNLIMITED, Capability, FsOp, parse_capability
 from mulligan.boundary.policy import NO_POLICY, parse_policy
@@ -35,7 +35,7 @@ from mulligan.values.canonical import decode
 from mulligan.values.clock import now_ns
 from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.entries import DirEntry, Entry
-from mulligan.values.errors import MulliganError, Refused, fault
+from mulligan.values.errors import MulliganError, Refused, fault, path_denied
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import (
@@ -108,6 +108,31 @@ def end_boundary(open_root: OpenRoot, session: SessionId) -> int:
     return ended
 
 
+LimitName = Literal["max_write_bytes", "max_patch_bytes", "max_changed_files", "max_edit_replacements"]
+_OVER_LIMIT: dict[LimitName, str] = {
+    "max_write_bytes": "The file has {} bytes; this session may write at most {}.",
+    "max_patch_bytes": "The patch has {} bytes; this session may apply at most {}.",
+    "max_changed_files": "This would change {} files; this session may change at most {} at once.",
+    "max_edit_replacements": "The edit makes {} replacements; this session may make at most {}.",
+}
+
+
+def check_limit(capability: Capability, name: LimitName, count: int) -> None:
+    """Refuse a change that goes over one of the session's limits on changes."""
+    limit = getattr(capability, name)
+    if limit is not None and count > limit:
+        raise Refused("forbidden", f"{name}_exceeded", _OVER_LIMIT[name].format(count, limit))
+
+
+@contextmanager
+def refusing(code: str | None = None) -> Iterator[None]:
+    """Turns an error in the block into a refusal of the effect, with this code or the error's own."""
+    try:
+        yield
+    except MulliganError as error:
+        raise Refused("error", code or error.code, error.message) from None
+
+
 @fast_dataclass(slots=True)
 class EffectContext:
     open_root: OpenRoot
@@ -166,7 +191,7 @@ class EffectContext:
     def _mounted(self, mount: Mount, anchor: WorkspaceAnchor) -> EffectContext:
         """This context in a mounted root. Refuses to write in a root that is mounted read only."""
         if self.writes and mount.mode == "read_only":
-            raise Refused("forbidden", "path_not_allowed", f"{mount.path} is mounted read only.")
+            raise path_denied(f"{mount.path} is mounted read only.")
         return self._at(_open_root_of(self.open_root, self.session, mount, writes=self.writes), anchor, mount)
 
     def _at(self, open_root: OpenRoot, anchor: WorkspaceAnchor, mount: Mount | None) -> EffectContext:
@@ -189,14 +214,13 @@ class EffectContext:
             return parse_below(self.workdir, plain) if plain[0] != "/" else parse_below(ROOT, self._below_root(plain))
         except MulliganError as error:
             if error.details.get("climbs"):
-                raise Refused("forbidden", "path_not_allowed", error.message) from None
+                raise path_denied(error.message) from None
             raise Refused("error", "invalid_path", error.message) from None
 
     def _in_our_root(self, text: str, anchor: WorkspaceAnchor) -> RepoPath:
         mount, whole = self._mount_of(text, anchor)
         if mount != self.mount:
-            words = f"{text!r} is in another root than the other paths; one effect acts in one root."
-            raise Refused("forbidden", "path_not_allowed", words)
+            raise path_denied(f"{text!r} is in another root than the other paths; one effect acts in one root.")
         return parse_below(ROOT, whole[len(anchor.primary if mount is None else mount.path) :])
 
     def _mount_of(self, text: str, anchor: WorkspaceAnchor) -> tuple[Mount | None, str]:
@@ -207,7 +231,7 @@ class EffectContext:
         if mount is not None and inner is not None and len(mount.path) < len(anchor.primary):
             mount = None
         if mount is None and inner is None:
-            raise Refused("forbidden", "path_not_allowed", f"{text!r} is outside the roots.")
+            raise path_denied(f"{text!r} is outside the roots.")
         return mount, whole
 
     def _below_primary(self, text: str, anchor: WorkspaceAnchor) -> RepoPath | None:
@@ -224,7 +248,7 @@ class EffectContext:
         for root in (os.fsdecode(self.open_root.disk.root.path), self.boundary.root):
             if is_inside(clean, root):
                 return clean[len(root) :].lstrip("/")
-        raise Refused("forbidden", "path_not_allowed", f"{text!r} is outside the root.")
+        raise path_denied(f"{text!r} is outside the root.")
 
     def shown(self, path: RepoPath) -> str:
         """A path as this session names it: relative to its working directory, on one line.
@@ -278,8 +302,7 @@ class EffectContext:
         if resolved is not None:
             with resolved:
                 if resolved.outside:
-                    words = f"{resolved.path} leads out of the root; effects change nothing there."
-                    raise Refused("forbidden", "path_not_allowed", words)
+                    raise path_denied(f"{resolved.path} leads out of the root; effects change nothing there.")
                 self.boundary.check_write(op, resolved.path)
                 if self.open_root.disk.capture.any:
                     self.note_not_captured(resolved.path)
@@ -299,8 +322,7 @@ class EffectContext:
                 continue
             with resolved:
                 if resolved.outside:
-                    words = f"{path} leads out of the root; effects change nothing there."
-                    raise Refused("forbidden", "path_not_allowed", words)
+                    raise path_denied(f"{path} leads out of the root; effects change nothing there.")
                 if isinstance(self.open_root.disk.image(resolved).entry, DirEntry):
                     return base, resolved.path
         raise Refused("error", "parent_not_found", f"The directory of {self.shown(path)} does not exist.")
@@ -310,24 +332,18 @@ class EffectContext:
     def blob(self, reference: str, code: str = "invalid_content") -> bytes:
         """The bytes of a blob that an answer to this session named. Other blobs do not exist for the session."""
         digest = self.blob_named(reference, code)
-        try:
+        with refusing():
             return self.open_root.ledger.blobs.read(digest)
-        except MulliganError as error:
-            raise Refused("error", error.code, error.message) from None
 
     def blob_page(self, digest: Digest, offset: int, most: int) -> bytes:
         """A part of a blob, without reading the rest."""
-        try:
+        with refusing():
             return self.open_root.ledger.blobs.read_range(digest, offset, most)
-        except MulliganError as error:
-            raise Refused("error", error.code, error.message) from None
 
     def blob_named(self, reference: str, code: str) -> Digest:
         """The digest, if an answer to this session named it."""
-        try:
+        with refusing(code):
             digest = parse_digest(reference)
-        except MulliganError as error:
-            raise Refused("error", code, error.message) from None
         if not self.whole.may_read_blob(digest):
             raise Refused("error", code, f"This session has no blob {digest}.")
         return digest
@@ -349,10 +365,8 @@ class EffectContext:
         return inline(data, text=text)
 
     def keep(self, data: bytes) -> Digest:
-        try:
+        with refusing("output_store_failed"):
             digest = self.open_root.ledger.blobs.store(data)
-        except MulliganError as error:
-            raise Refused("error", "output_store_failed", error.message) from None
         self.whole.account.hand_out(digest)
         return digest
 

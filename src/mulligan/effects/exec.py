@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from mulligan.boundary.capability import clamped
 from mulligan.effects import params
-from mulligan.effects.context import EffectContext, too_large
+from mulligan.effects.context import EffectContext, check_limit, refusing, too_large
 from mulligan.effects.receipt import Receipt, inline, refusal_receipt
 from mulligan.effects.running_commands import SIGNALS, TrackedCommand, running_commands_of
-from mulligan.effects.write import check_changed, check_size
 from mulligan.exec.command import Command, OutputSpool, Sink, Spools, Stream, command
 from mulligan.exec.pump import CommandHandle
 from mulligan.exec.run import CommandResult
@@ -22,7 +21,7 @@ from mulligan.history.open_root import OpenRoot
 from mulligan.values.clock import monotonic_s, now_ns
 from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.entries import Change, FileEntry, is_never_recorded, kind_of_change
-from mulligan.values.errors import MulliganError, Refused
+from mulligan.values.errors import Refused, path_denied
 from mulligan.values.paths import ROOT, RepoPath, path_from_bytes, to_wire
 from mulligan.values.text import in_base64
 
@@ -144,7 +143,8 @@ def _run(
     answer: Callable[[], Fields],
 ) -> Fields:
     limit_ms = _limit_ms(context, asked)
-    how = _how(asked, handle, limit_ms)
+    deadline = None if limit_ms is None else monotonic_s() + min(limit_ms, _TIMEOUT_MAX_MS) / 1000
+    how = RunOptions(asked.strategy, asked.isolate, deadline, handle, only_success=asked.rollback_on == "nonzero")
     before = {change.path: (change.before, change.after) for change in context.call.changes()}
     started = now_ns(context.open_root.ledger.clock)
     ran = run_in_call(context.open_root, context.call, what, sink=sink, how=how)
@@ -165,7 +165,12 @@ def _run(
     }
     try:
         fields |= answer()
-        _check_changes(context, changes)
+        # If the command changed a path that the session may not write, all its changes are rolled back.
+        check_limit(context.capability, "max_changed_files", len(changes))
+        for change in changes:
+            context.boundary.check_path("write", change.path)
+            if isinstance(change.after, FileEntry):
+                check_limit(context.capability, "max_write_bytes", change.after.size)
     except Refused as refused:
         refused.fields.update(fields)
         raise
@@ -181,11 +186,6 @@ def _limit_ms(context: EffectContext, asked: params.Exec) -> int | None:
     return max(1, left if asked.limit_ms is None else min(left, asked.limit_ms))
 
 
-def _how(asked: params.Exec, handle: CommandHandle, limit_ms: int | None) -> RunOptions:
-    deadline = None if limit_ms is None else monotonic_s() + min(limit_ms, _TIMEOUT_MAX_MS) / 1000
-    return RunOptions(asked.strategy, asked.isolate, deadline, handle, only_success=asked.rollback_on == "nonzero")
-
-
 def _change(context: EffectContext, change: Change) -> Fields:
     origin = {} if change.renamed_from is None else {"from": _shown(context, change.renamed_from)}
     return {"path": _shown(context, change.path), "kind": kind_of_change(change), **origin}
@@ -199,15 +199,6 @@ def _rescued(context: EffectContext, path: bytes, digest: Digest) -> Fields:
 
 def _shown(context: EffectContext, path: RepoPath) -> str:
     return to_wire(path) if context.mount is None else context.shown(path)
-
-
-def _check_changes(context: EffectContext, changes: Sequence[Change]) -> None:
-    """Refuse if the command changed a path that the session may not write; then all its changes are rolled back."""
-    check_changed(context.capability, len(changes))
-    for change in changes:
-        context.boundary.check_path("write", change.path)
-        if isinstance(change.after, FileEntry):
-            check_size(context.capability, change.after.size)
 
 
 def _judge(asked: params.Exec, ran: CommandResult, fields: Fields, limit_ms: int | None) -> None:
@@ -231,7 +222,11 @@ def _command(context: EffectContext, asked: params.Exec) -> Command:
     """The command with the session's environment and network rule."""
     if not asked.argv:
         raise Refused("error", "argv_empty", "A command needs at least a program name.")
-    cwd = _cwd(context, asked.cwd)
+    # The folder is checked like a path to read. The command fails if it no longer exists when the command starts.
+    with context.resolved("exec", context.shown(context.workdir) if asked.cwd is None else asked.cwd) as resolved:
+        if resolved.outside:
+            raise path_denied("A command must run inside the root.", path=asked.cwd)
+        cwd = resolved.path
     told = call_environment(context.open_root, context.call)
     env = {**told, **context.env.values(), **(asked.env or {}), CALL_VARIABLE: told[CALL_VARIABLE]}
     _check_words(asked.argv, env)
@@ -239,14 +234,6 @@ def _command(context: EffectContext, asked: params.Exec) -> Command:
     made = command(asked.argv, context.open_root.disk.root.path, cwd=cwd, env=env, stdin=stdin)
     network = "none" if context.network == "none" else asked.network
     return replace(made, sandbox=asked.sandbox, network=network, stdin_fd=context.stdin_fd if stdin is None else None)
-
-
-def _cwd(context: EffectContext, asked: str | None) -> RepoPath:
-    """The working folder by its real path, checked like a path to read. The command fails if it is gone by then."""
-    with context.resolved("exec", context.shown(context.workdir) if asked is None else asked) as resolved:
-        if resolved.outside:
-            raise Refused("forbidden", "path_not_allowed", "A command must run inside the root.", path=asked)
-        return resolved.path
 
 
 def call_environment(open_root: OpenRoot, call: Call) -> dict[str, str]:
@@ -272,18 +259,13 @@ def _stdin(context: EffectContext, asked: params.Exec) -> bytes | None:
     if asked.stdin is not None and asked.stdin_ref is not None:
         raise Refused("error", "invalid_params", "Give stdin or stdin_ref, not both.")
     if asked.stdin_ref is not None:
-        return context.blob(_reference(asked.stdin_ref), "stdin_ref_not_found")
+        with refusing("invalid_stdin_ref"):
+            reference = parse_digest(asked.stdin_ref)
+        return context.blob(reference, "stdin_ref_not_found")
     try:
         return None if asked.stdin is None else asked.stdin.encode("utf-8")
     except UnicodeEncodeError:
         raise Refused("error", "invalid_params", "stdin has lone surrogates, so it is not UTF-8 text.") from None
-
-
-def _reference(text: str) -> str:
-    try:
-        return parse_digest(text)
-    except MulliganError as error:
-        raise Refused("error", "invalid_stdin_ref", error.message) from None
 
 
 def _outputs(context: EffectContext, asked: params.Exec, spools: Spools) -> Fields:

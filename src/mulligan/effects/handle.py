@@ -32,7 +32,7 @@ from mulligan.history.open_root import OpenRoot
 from mulligan.history.undo_log import Savepoint
 from mulligan.session.state.orphan_calls import WatchedBlock, watch
 from mulligan.session.state.session import Session as State
-from mulligan.session.state.slice_store import StoreHome, WrittenSlices
+from mulligan.session.state.slice_store import StoredSlices, WrittenSlices
 from mulligan.session.state.slices import NO_ITEMS, PendingChanges, changes_block, pending_in
 from mulligan.session.subscribers import active
 from mulligan.store.protocol import Tx
@@ -198,7 +198,7 @@ class _CallEnding:
     call: Call
     savepoint: Savepoint | None
     state: State
-    home: StoreHome
+    storage: StoredSlices
     pending: PendingChanges
     watched: WatchedBlock | None = None
     _blocks: tuple[ScopedBlock[Any], ...] = ()
@@ -253,8 +253,8 @@ class _CallEnding:
         if not pending.now:
             return False
         try:
-            self._written = self.home.write(
-                tx, lambda read: pending.settle(read, only_logs=only_logs), pending.policy_of, call=self.call.id
+            self._written = self.storage.write(
+                tx, lambda read: pending.merged_into(read, only_logs=only_logs), pending.policy_of, call=self.call.id
             )
         except ExecutionStateError:
             # This error refuses the commit. The abort that follows must not fail for the same reason.
@@ -315,7 +315,7 @@ class CallHandle(Effects, CallWithId):
         boundary: Boundary,
         *,
         state: State,
-        home: StoreHome,
+        storage: StoredSlices,
         deadline: datetime | None = None,
     ) -> None:
         if deadline is not None and (not isinstance(deadline, datetime) or deadline.utcoffset() is None):
@@ -328,7 +328,7 @@ class CallHandle(Effects, CallWithId):
         self._deadline = deadline
         self._failed: str | None = None
         self._savepoint = self._call.savepoint() if self._joins else None
-        self._ending = _CallEnding(self._call, self._savepoint, state, home, pending_in(home, state.policy_of))
+        self._ending = _CallEnding(self._call, self._savepoint, state, storage, pending_in(storage, state.policy_of))
         self.exit_held: Holder | None = None
         self._block: Literal["ahead", "inside", "over"] = "ahead"
         self._async_form: AsyncCallHandle | None = None
@@ -347,7 +347,7 @@ class CallHandle(Effects, CallWithId):
 
     @property
     def changes(self) -> list[Change]:
-        """What the call has changed so far."""
+        """The changes of the call so far."""
         return self._call.changes()
 
     @property
@@ -574,7 +574,7 @@ class AsyncCallHandle(AsyncEffects, CallWithId):
 
     @property
     def changes(self) -> list[Change]:
-        """What the call has changed so far."""
+        """The changes of the call so far."""
         return self._handle.changes
 
     @property

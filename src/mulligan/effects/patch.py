@@ -10,15 +10,13 @@ from typing import Any
 
 from mulligan.boundary.capability import Capability
 from mulligan.effects import params
-from mulligan.effects.context import EffectContext
+from mulligan.effects.context import EffectContext, check_limit
 from mulligan.effects.write import (
     FileChangedError,
-    check_changed,
-    check_size,
     directories,
     file_like,
-    gone,
     only_if_unchanged,
+    remove,
     retry_while_changing,
 )
 from mulligan.files.disk import Image, Stamp
@@ -69,7 +67,7 @@ def _patch_bytes(context: EffectContext, asked: params.ApplyPatch) -> bytes:
     patch = context.blob(given, "invalid_patch") if isinstance(given, str) else given
     if not patch.strip():
         raise Refused("error", "invalid_patch_empty", "The patch is empty.")
-    check_patch_size(context.capability, patch)
+    check_limit(context.capability, "max_patch_bytes", len(patch))
     return patch
 
 
@@ -87,13 +85,6 @@ def check_format(capability: Capability, patch_format: str) -> None:
     allowed = capability.allowed_patch_formats
     if allowed is not None and patch_format not in allowed:
         raise Refused("forbidden", "patch_format_not_allowed", f"This session may not apply {patch_format} patches.")
-
-
-def check_patch_size(capability: Capability, patch: bytes) -> None:
-    limit = capability.max_patch_bytes
-    if limit is not None and len(patch) > limit:
-        words = f"The patch has {len(patch)} bytes; this session may apply at most {limit}."
-        raise Refused("forbidden", "max_patch_bytes_exceeded", words)
 
 
 @fast_dataclass(slots=True)
@@ -131,7 +122,7 @@ class PatchTargets:
 
     def reject(self, code: str, path: RepoPath, words: str, reason: Reason = "target_exists") -> Refused:
         """A refusal of the whole patch because of one path. For a unified diff it is in `rejects` too."""
-        rejects = [_reject_details(self.context.shown(path), [HunkReject(0, reason)])] if self.names_rejects else None
+        rejects = [reject_details(self.context.shown(path), [HunkReject(0, reason)])] if self.names_rejects else None
         return Refused("reject", code, legible(words), errors=[legible(words)], rejects=rejects)
 
     def check_free(self, refused: Refused) -> None:
@@ -164,10 +155,10 @@ def _apply_v4a(targets: PatchTargets, patch: bytes, *, dry_run: bool) -> Fields:
     def path_of(name: str) -> RepoPath:
         return links.get(name) or targets.real(name, final=True)
 
-    check_changed(context.capability, len(set(map(path_of, _names(operations)))))
+    check_limit(context.capability, "max_changed_files", len(set(map(path_of, _names(operations)))))
     staged = stage_v4a(operations, read, path_of=path_of)
     for target, source in staged.moves.items():
-        context.boundary.check_carry(source, target)
+        context.boundary.check_transfer(source, target)
     wanted = {path: _wanted(context, targets, staged, path) for path in staged.changed_paths}
     commit_patch(context, targets, wanted, dry_run=dry_run)
     return _answer(context, list(wanted), ops=dict(staged.ops), dry_run=dry_run)
@@ -206,7 +197,7 @@ def _wanted(context: EffectContext, targets: PatchTargets, staged: Staged, path:
     data = staged.files[path]
     if data is None:
         return TargetEntry(ABSENT)
-    check_size(context.capability, len(data))
+    check_limit(context.capability, "max_write_bytes", len(data))
     return file_like(targets.image(staged.moves.get(path, path)).entry, data)
 
 
@@ -217,9 +208,9 @@ def _apply_unified(targets: PatchTargets, patch: bytes, *, dry_run: bool) -> Fie
     patches, context = parse_unified(patch), targets.context
     _check_names(targets, patches)
     reals = {path: targets.real(to_wire(path), final=False) for path in _paths(patches)}
-    check_changed(context.capability, len(reals))
+    check_limit(context.capability, "max_changed_files", len(reals))
     for source, target in carried(patches):
-        context.boundary.check_carry(reals[source], reals[target])
+        context.boundary.check_transfer(reals[source], reals[target])
 
     def look(path: RepoPath) -> PatchedFile | None:
         return as_patched_file(targets.plain_image(reals[path])) if path in reals else _above(context, path)
@@ -230,7 +221,7 @@ def _apply_unified(targets: PatchTargets, patch: bytes, *, dry_run: bool) -> Fie
     sections = {one.target: one for one in patches if one.target is not None}
     wanted = {reals[path]: _wanted_of(file, sections.get(path), targets, reals) for path, file in staged.files.items()}
     for one in wanted.values():
-        check_size(context.capability, len(one.content or b""))
+        check_limit(context.capability, "max_write_bytes", len(one.content or b""))
     commit_patch(context, targets, wanted, dry_run=dry_run)
     return _answer(context, sorted(wanted, key=path_bytes), ops=_counts(patches), dry_run=dry_run)
 
@@ -310,13 +301,13 @@ def _counts(patches: Iterable[FilePatch]) -> dict[str, int]:
 
 
 def _rejected(staged: UnifiedStaged) -> Refused:
-    rejects = [_reject_details(to_wire(RepoPath(one.path), one_line=True), one.hunks) for one in staged.rejects]
+    rejects = [reject_details(to_wire(RepoPath(one.path), one_line=True), one.hunks) for one in staged.rejects]
     errors = [f"{one['path']}: {hunk['reason']}" for one in rejects for hunk in one["hunks"]]
     words = f"The patch does not apply: {errors[0]}."
     return Refused("reject", "hunk_rejected", words, rejects=rejects, errors=errors[:ERRORS_MAX])
 
 
-def _reject_details(shown: str, hunks: Iterable[HunkReject]) -> Fields:
+def reject_details(shown: str, hunks: Iterable[HunkReject]) -> Fields:
     return {"path": shown, "hunks": [{"index": hunk.index, "reason": hunk.reason} for hunk in hunks]}
 
 
@@ -328,38 +319,38 @@ def commit_patch(
 ) -> None:
     """Apply in this order: deletions, deepest first; then new directories; then new content."""
     paths = sorted(wanted, key=path_bytes)
-    leaving = [path for path in reversed(paths) if wanted[path].entry == ABSENT]
-    coming = [path for path in paths if wanted[path].entry != ABSENT]
-    emptied = [folder for path in coming for folder in _emptied(context, targets, path, leaving)]
-    parents = _parents(context, coming, leaving)
-    _check_one_result(targets, {path: wanted[path] for path in coming})
+    removed = [path for path in reversed(paths) if wanted[path].entry == ABSENT]
+    written = [path for path in paths if wanted[path].entry != ABSENT]
+    replaced = [folder for path in written for folder in _directories_to_replace(context, targets, path, removed)]
+    parents = _parents(context, written, removed)
+    _check_one_result(targets, {path: wanted[path] for path in written})
     if dry_run or not paths:
         return
     context.change(
         [
-            *(Intent(path, only_if_unchanged(targets.image(path), wanted[path])) for path in leaving),
-            *(Intent(path, gone) for path in emptied),
-            *directories(parents, leaving=frozenset(leaving)),
-            *(Intent(path, _arriving(targets.image(path), wanted[path])) for path in coming),
+            *(Intent(path, only_if_unchanged(targets.image(path), wanted[path])) for path in removed),
+            *(Intent(path, remove) for path in replaced),
+            *directories(parents, removed=frozenset(removed)),
+            *(Intent(path, _place(targets.image(path), wanted[path])) for path in written),
         ]
     )
 
 
-def _check_one_result(targets: PatchTargets, coming: Mapping[RepoPath, TargetEntry]) -> None:
+def _check_one_result(targets: PatchTargets, written: Mapping[RepoPath, TargetEntry]) -> None:
     """Refuse a patch that gives different content to two names of one file, because the file is written once."""
     first: dict[Stamp, RepoPath] = {}
-    for path, wanted in coming.items():
+    for path, wanted in written.items():
         stamp = targets.image(path).stamp
         if stamp is None or not isinstance(wanted.entry, FileEntry):
             continue
         other = first.setdefault(stamp, path)
-        if not same_state(coming[other].entry, wanted.entry):
+        if not same_state(written[other].entry, wanted.entry):
             shown = targets.context.shown
             words = f"{shown(other)} and {shown(path)} are names of one file; the patch gives them different content."
             raise targets.reject("hunk_rejected", path, words, reason="context_mismatch")
 
 
-def _arriving(seen: Image, wanted: TargetEntry) -> Plan:
+def _place(seen: Image, wanted: TargetEntry) -> Plan:
     """The plan for new content. A directory in its place is removed in a step of its own, so that abort restores it."""
     if not isinstance(seen.entry, DirEntry):
         return only_if_unchanged(seen, wanted)
@@ -368,8 +359,8 @@ def _arriving(seen: Image, wanted: TargetEntry) -> Plan:
     )
 
 
-def _emptied(
-    context: EffectContext, targets: PatchTargets, path: RepoPath, leaving: Sequence[RepoPath]
+def _directories_to_replace(
+    context: EffectContext, targets: PatchTargets, path: RepoPath, removed: Sequence[RepoPath]
 ) -> list[RepoPath]:
     """A directory that a file replaces and those below it, deepest first. The patch must delete everything in it."""
     if not isinstance(targets.image(path).entry, DirEntry):
@@ -383,18 +374,18 @@ def _emptied(
                 context.boundary.check_write("patch", below)
                 ahead.append(below)
                 found.append(below)
-            elif below not in leaving:
+            elif below not in removed:
                 raise targets.reject("not_a_file", path, f"{path} is a directory that is not empty.")
     return sorted(found, key=path_bytes, reverse=True)
 
 
-def _parents(context: EffectContext, paths: Sequence[RepoPath], leaving: Sequence[RepoPath]) -> list[RepoPath]:
+def _parents(context: EffectContext, paths: Sequence[RepoPath], removed: Sequence[RepoPath]) -> list[RepoPath]:
     """The missing directories, from the top down."""
     above = {parent for path in paths for parent in ancestors_of(path) if parent != ROOT}
     missing = []
     for path in sorted(above, key=path_bytes):
         entry = context.open_root.entry(path)
-        if path in leaving or entry == ABSENT:
+        if path in removed or entry == ABSENT:
             missing.append(path)
         elif not isinstance(entry, DirEntry):
             words = f"{context.shown(path)} is a file, so nothing can be below it."

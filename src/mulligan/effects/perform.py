@@ -65,12 +65,8 @@ def perform(
             raise _wrong_session(open_root, call, asked.session_id, is_tool=name == effect.tool)
         with call.savepoint() if effect.op == "exec" else nullcontext():
             context = _effect_context(open_root, call, boundary, writes=not effect.read_only)
-            context.sink, context.stdin_fd, context.deadline, context.not_captured = (
-                sink,
-                stdin_fd,
-                deadline,
-                not_captured,
-            )
+            context.sink, context.stdin_fd = sink, stdin_fd
+            context.deadline, context.not_captured = deadline, not_captured
             if context.anchor is not None:
                 context = context.in_root_of(_path_texts(asked))
             allowed = context.boundary.capability.allowed_fs_ops

@@ -50,7 +50,9 @@ def _read(context: EffectContext, asked: params.ReadFile, handle: int) -> Slice:
 
 
 def _read_answer(context: EffectContext, asked: params.ReadFile, path: RepoPath, found: Slice) -> Fields:
-    _check_encoding(asked, found)
+    if asked.encoding == "utf8" and not is_utf8(found.data):
+        words = f"This part of {asked.path} is not UTF-8."
+        raise Refused("error", "invalid_utf8", words, size_bytes=found.size_bytes)
     text = False if asked.encoding == "bytes" else None
     try:
         content = context.answer(found.data, op="read", path=path, mode=asked.output_mode, text=text)
@@ -64,14 +66,6 @@ def _read_answer(context: EffectContext, asked: params.ReadFile, path: RepoPath,
         "mtime_ns": found.mtime_ns,
         "range": _range(asked, found),
     }
-
-
-def _check_encoding(asked: params.ReadFile, found: Slice) -> None:
-    if asked.encoding != "utf8":
-        return
-    if not is_utf8(found.data):
-        words = f"This part of {asked.path} is not UTF-8."
-        raise Refused("error", "invalid_utf8", words, size_bytes=found.size_bytes)
 
 
 def _range(asked: params.ReadFile, found: Slice) -> Fields | None:
@@ -153,7 +147,7 @@ def _names(context: EffectContext, resolved: ResolvedPath) -> list[str]:
     return [
         to_wire(name, one_line=True) + ("/" if is_dir else "")
         for name, is_dir in names
-        if context.boundary.admits("list", join(resolved.path, name))
+        if context.boundary.allows("list", join(resolved.path, name))
     ]
 
 
@@ -181,7 +175,7 @@ def read_blob(context: EffectContext, asked: params.ReadBlob) -> Fields:
 
 def _base(context: EffectContext, op: FsOp, text: str | None) -> RepoPath:
     """The folder where a search begins. Default: the working directory, or the allowed parts of the root."""
-    if text is None and not context.boundary.admits(op, context.workdir):
+    if text is None and not context.boundary.allows(op, context.workdir):
         allowed = context.boundary.allowed_roots
         if len(allowed) > 1:
             return parse_repo_path(os.path.commonpath(allowed) or ROOT)
@@ -194,11 +188,11 @@ def _base(context: EffectContext, op: FsOp, text: str | None) -> RepoPath:
 
 
 def _admitting(context: EffectContext, op: FsOp, base: RepoPath) -> Callable[[RepoPath], bool]:
-    """Which files a search sees: not those that the session may not read, and never git's own."""
+    """A filter for the files of a search: it hides git's own files, and files that the session may not read."""
     if repository_of(base) is not None:
         return lambda _: False
-    is_free = not context.boundary.has_policy and context.boundary.admits(op, base)
-    return admit_all if is_free else (lambda path: context.boundary.admits(op, path))
+    is_free = not context.boundary.has_policy and context.boundary.allows(op, base)
+    return admit_all if is_free else (lambda path: context.boundary.allows(op, path))
 
 
 def grep_files(context: EffectContext, asked: params.Grep) -> Fields:

@@ -85,20 +85,16 @@ class ReplaySession:
         if known is None or (known["did"], known["params"]) != (asked["did"], asked["params"]):
             raise ReplayDiverged(Divergence(self.at + 1, known, asked))
         self.at += 1
-        return self._receipt(name, known["receipt"])
+        whole = self._with_bytes(known["receipt"])
+        return Receipt(name, whole.pop("status"), whole)
 
-    def _receipt(self, name: str, body: Mapping[str, Any]) -> Receipt:
-        whole = self._whole(body)
-        status = whole.pop("status")
-        return Receipt(name, status, whole)
-
-    def _whole(self, value: Any) -> Any:
+    def _with_bytes(self, value: Any) -> Any:
         """A recorded value with its digests replaced by their bytes. Raises `missing_cas_dependency` if one is gone."""
         if isinstance(value, Mapping):
             if value.keys() == {"digest", "size_bytes"}:
                 return self._archive.blobs.read(value["digest"]).decode("utf-8", "surrogatepass")
-            return {name: self._whole(item) for name, item in value.items()}
-        return [self._whole(item) for item in value] if isinstance(value, list) else value
+            return {name: self._with_bytes(item) for name, item in value.items()}
+        return [self._with_bytes(item) for item in value] if isinstance(value, list) else value
 
 
 class ReplayCall(Effects):

@@ -37,7 +37,7 @@ from mulligan.session.roots import Roots
 from mulligan.session.state.orphan_calls import WatchedBlock, abort_orphans, watch
 from mulligan.session.state.session import Session as State
 from mulligan.session.state.session import Snapshot, SnapshotMetadata
-from mulligan.session.state.slice_store import home_of
+from mulligan.session.state.slice_store import stored_slices_of
 from mulligan.session.state.slices import current_changes
 from mulligan.session.subscribers import active
 from mulligan.session.tables import SESSIONS, session_journal
@@ -239,7 +239,7 @@ class DurableSession(State):
         self.transcript = Transcript(self._access)
         self.clients = Clients(self._access, self.transcript)
         self.roots = Roots(self._access, os.fsdecode(open_root.disk.root.path))
-        self._slices = home_of(ledger.store, ledger.journal, session, ledger.now)
+        self._slices = stored_slices_of(ledger.store, ledger.journal, session, ledger.now)
         super().__init__(session_id=uuid_of(session), clock=ledger.clock, home=self._slices)
         self._open_root = open_root
         self._boundary = boundary
@@ -350,7 +350,7 @@ class DurableSession(State):
         (row,) = self._archive.store.rows((SESSIONS, self.id))
         if row is None or row.closed_at is not None:
             check_row_open(row, self.id, "call")
-        return CallHandle(self._open_root, call, self._boundary, deadline=deadline, state=self, home=self._slices)
+        return CallHandle(self._open_root, call, self._boundary, deadline=deadline, state=self, storage=self._slices)
 
     def attempt(self, tool: str, call_id: str) -> CallHandle:
         """A call as a tool's transaction: its changes of files and slices commit or abort together."""

@@ -14,7 +14,7 @@ from mulligan.boundary.capability import FsOp, parse_capability
 from mulligan.boundary.policy import parse_policy
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects import params
-from mulligan.effects.context import SessionBoundary, end_boundary, has_expired
+from mulligan.effects.context import SessionBoundary, end_boundary, has_expired, refusing
 from mulligan.effects.running_commands import SIGNALS, running_commands_of, sealed_env
 from mulligan.history.open_root import OpenRoot
 from mulligan.session.roots import SANDBOXED_ROOTS
@@ -35,8 +35,9 @@ def open_session(open_root: OpenRoot, asked: params.OpenSession, *, default: Bou
         raise Refused("error", "unsupported_target", "Only local targets can be opened.")
     if asked.target.local.mounts:
         raise Refused("error", "unsupported_target", "mounts: a local target uses the paths of the host.")
-    capability = default.capability if asked.capability is None else _parsed(parse_capability, asked.capability)
-    policy = default.policy if asked.policy is None else _parsed(parse_policy, asked.policy)
+    with refusing("invalid_params"):
+        capability = default.capability if asked.capability is None else parse_capability(asked.capability)
+        policy = default.policy if asked.policy is None else parse_policy(asked.policy)
     workdir = _workdir(open_root, asked.target.local.workdir)
     session = _session(open_root, asked.session_id)
     started = now_ns(open_root.ledger.clock)
@@ -57,18 +58,12 @@ def open_session(open_root: OpenRoot, asked: params.OpenSession, *, default: Bou
     return {"session_id": session, "started_at_ns": started, "expires_at_ns": expires}
 
 
-def _parsed(parse: Any, body: object) -> Any:
-    try:
-        return parse(body)
-    except MulliganError as error:
-        raise Refused("error", "invalid_params", error.message) from None
-
-
 def _session(open_root: OpenRoot, asked: str | None) -> SessionId:
     """A new session, or the given one if it has no open boundary: a boundary must not change while it is in use."""
     if asked is None:
         return SessionId(open_root.ledger.ids.new())
-    session = SessionId(_parsed(parse_user_id, asked))
+    with refusing("invalid_params"):
+        session = SessionId(parse_user_id(asked))
     with open_root.ledger.store.read() as tx:
         row = tx.get(BOUNDARIES, session)
     if row is not None and row.ended_at_ns is None and not has_expired(open_root, row):
@@ -155,7 +150,7 @@ class HistoryAccess:
         """Whether the session may read a path that history shows. `content`: whether an answer may have its content."""
         boundary, path = self._as_known("read", os.path.join(_own(self.open_root), shown))
         allowed = boundary.capability.allowed_fs_ops
-        if (allowed is not None and "read" not in allowed) or not boundary.admits("read", path):
+        if (allowed is not None and "read" not in allowed) or not boundary.allows("read", path):
             return False
         return not (content and boundary.keeps_out_of_answers("read", path))
 
@@ -167,7 +162,7 @@ class HistoryAccess:
         folder = max((one for one in self.others if is_inside(whole, one)), key=len, default=None)
         if folder is not None:
             return self.boundary.moved_to(self.others[folder]), _below(whole, folder)
-        unbounded = self.boundary.capability.fs_roots is None and self.boundary.admits_everywhere(op)
+        unbounded = self.boundary.capability.fs_roots is None and self.boundary.allows_everywhere(op)
         nothing = replace(self.boundary.capability, fs_roots=())
         return self.boundary if unbounded else replace(self.boundary, capability=nothing), RepoPath(whole)
 

@@ -67,12 +67,9 @@ class SessionFilesystem(PlainFilesystem):
     def snapshot(self, *, tag: str | None = None) -> FilesystemSnapshot:
         """The current point in the session's history."""
         ledger = self._open_root.ledger
-        return FilesystemSnapshot(UUID(ledger.ids.new()), ledger.clock.now(), _REF + self._newest(), self.root, tag)
-
-    def _newest(self) -> str:
-        """The session's newest call that changed something; "" before the first."""
-        with self._open_root.ledger.store.read() as tx:
-            return _newest_not_undone(self._changing_calls(tx))
+        with ledger.store.read() as tx:
+            newest = _newest_not_undone(self._changing_calls(tx))
+        return FilesystemSnapshot(UUID(ledger.ids.new()), ledger.clock.now(), _REF + newest, self.root, tag)
 
     def _changing_calls(self, tx: Tx) -> Iterator[CallRow]:
         """Calls that changed something, newest first. The store skips calls that only read, which may be many."""
@@ -202,14 +199,14 @@ class SessionFilesystem(PlainFilesystem):
         boundary = self._listing()
         with self._open_root.disk.resolve(path) as resolved:
             shown = [name.decode("utf-8", "surrogateescape") for name in self._open_root.disk.children(resolved)]
-        return [name for name in shown if boundary.admits("list", join(path, name))]
+        return [name for name in shown if boundary.allows("list", join(path, name))]
 
     def _files_below(self, base: RepoPath) -> list[RepoPath]:
         boundary = self._listing()
         found = [
             RepoPath(os.fsdecode(path)) for path in files_below(self._open_root.disk.root.handle, path_bytes(base))
         ]
-        return sorted((path for path in found if boundary.admits("list", path)), key=path_bytes)
+        return sorted((path for path in found if boundary.allows("list", path)), key=path_bytes)
 
     def _listing(self) -> Boundary:
         """The session's boundary. Refuses a session that may not list."""

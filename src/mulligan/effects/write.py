@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from mulligan.boundary.capability import Capability
 from mulligan.effects import params
-from mulligan.effects.context import EffectContext
+from mulligan.effects.context import EffectContext, check_limit
 from mulligan.files.disk import Image
 from mulligan.files.edit import Edited, edit_text
 from mulligan.files.replace import TargetEntry, creation_mode
@@ -51,7 +50,7 @@ def write_file(context: EffectContext, asked: params.WriteFile) -> Fields:
     given = params.inline_data(asked.content, code="invalid_content")
     path, missing = context.real("write", asked.path, final=asked.mode != "create_new")
     data = context.blob(given) if isinstance(given, str) else given
-    check_size(context.boundary.capability, len(data))
+    check_limit(context.capability, "max_write_bytes", len(data))
     if missing and not asked.create_parents:
         raise Refused("error", "parent_not_found", f"The directory of {asked.path} does not exist.")
     seen: list[Image] = []
@@ -84,13 +83,6 @@ def _check_write(context: EffectContext, asked: params.WriteFile, path: RepoPath
             raise Refused("conflict", "stale_base", words, current_digest=current)
 
 
-def check_size(capability: Capability, size_bytes: int) -> None:
-    limit = capability.max_write_bytes
-    if limit is not None and size_bytes > limit:
-        words = f"The file has {size_bytes} bytes; this session may write at most {limit}."
-        raise Refused("forbidden", "max_write_bytes_exceeded", words)
-
-
 def file_like(entry: Entry, data: bytes) -> TargetEntry:
     """The data with the mode and attributes of the existing file, or with a new file's."""
     if isinstance(entry, FileEntry):
@@ -98,15 +90,15 @@ def file_like(entry: Entry, data: bytes) -> TargetEntry:
     return TargetEntry(FileEntry(digest_of(data), len(data), creation_mode(0o666)), data)
 
 
-def directories(paths: Iterable[RepoPath], *, leaving: frozenset[RepoPath] = frozenset()) -> list[Intent]:
+def directories(paths: Iterable[RepoPath], *, removed: frozenset[RepoPath] = frozenset()) -> list[Intent]:
     """The missing parents. It is fine if another process creates one meanwhile, or if a file in the place of one is in
-    `leaving`, because it is deleted first."""
+    `removed`, because it is deleted first."""
 
     def intent(path: RepoPath) -> Intent:
         def plan(image: Image) -> TargetEntry:
             if isinstance(image.entry, DirEntry):
                 return TargetEntry(image.entry)
-            if not isinstance(image.entry, Absent) and path not in leaving:
+            if not isinstance(image.entry, Absent) and path not in removed:
                 raise Refused("error", "not_directory", f"{path} is in the way of a directory.")
             return TargetEntry(DirEntry(creation_mode(0o777)))
 
@@ -124,9 +116,9 @@ def edit_file(context: EffectContext, asked: params.EditFile) -> Fields:
     def plan(image: Image) -> TargetEntry:
         text = _text(image, context.shown(path))
         edited = edit_text(text, asked.old_string, asked.new_string, replace_all=asked.replace_all)
-        _check_replacements(context, edited.replacements)
+        check_limit(context.capability, "max_edit_replacements", edited.replacements)
         data = edited.text.encode("utf-8")
-        check_size(context.capability, len(data))
+        check_limit(context.capability, "max_write_bytes", len(data))
         made.append(edited)
         return file_like(image.entry, data)
 
@@ -152,13 +144,6 @@ def _text(image: Image, shown: str) -> str:
         raise Refused("error", "invalid_utf8", f"{shown} is not UTF-8 text.") from None
 
 
-def _check_replacements(context: EffectContext, count: int) -> None:
-    limit = context.capability.max_edit_replacements
-    if limit is not None and count > limit:
-        words = f"The edit makes {count} replacements; this session may make at most {limit}."
-        raise Refused("forbidden", "max_edit_replacements_exceeded", words)
-
-
 def delete(context: EffectContext, asked: params.Delete) -> Fields:
     path, missing = context.real("write", asked.path, final=False)
     found = [] if missing else _tree(context, path)
@@ -167,12 +152,12 @@ def delete(context: EffectContext, asked: params.Delete) -> Fields:
     if len(found) > 1 and not asked.recursive:
         words = f"{context.shown(path)} is not empty; set recursive to delete it with its content."
         raise Refused("error", "directory_not_empty", words)
-    check_changed(context.capability, len(found))
-    context.change([Intent(one, gone, deep=one == path and len(found) > 1) for one in reversed(found)])
+    check_limit(context.capability, "max_changed_files", len(found))
+    context.change([Intent(one, remove, deep=one == path and len(found) > 1) for one in reversed(found)])
     return {"deleted": True, "removed_paths": len(found), "summary_text": f"Deleted {context.shown(path)}"}
 
 
-def gone(_: Image) -> TargetEntry:
+def remove(_: Image) -> TargetEntry:
     return TargetEntry(ABSENT)
 
 
@@ -200,13 +185,6 @@ def _names_in(context: EffectContext, path: RepoPath) -> list[bytes] | None:
         if isinstance(image.entry, Absent):
             return None
         return context.open_root.disk.children(resolved) if isinstance(image.entry, DirEntry) else []
-
-
-def check_changed(capability: Capability, count: int) -> None:
-    limit = capability.max_changed_files
-    if limit is not None and count > limit:
-        words = f"This would change {count} files; this session may change at most {limit} at once."
-        raise Refused("forbidden", "max_changed_files_exceeded", words)
 
 
 def move(context: EffectContext, asked: params.Move) -> Fields:
@@ -243,32 +221,29 @@ def _moved(context: EffectContext, source: RepoPath, target: RepoPath, *, overwr
     places = {path: RepoPath(target + path[len(source) :]) for path in images}
     for path, place in places.items():
         context.boundary.check_write("write", place)
-        context.boundary.check_carry(path, place)
-    check_changed(context.capability, 2 * len(images))
+        context.boundary.check_transfer(path, place)
+    check_limit(context.capability, "max_changed_files", 2 * len(images))
     arriving = [
         Intent(place, _arrival(images[path], context.shown(place), overwrite=overwrite), origin=path, relinks=True)
         for path, place in places.items()
     ]
-    leaving = [
-        Intent(path, _departure(images[path]), deep=path == source and len(images) > 1) for path in reversed(images)
+    removed = [
+        Intent(path, _removal(images[path]), deep=path == source and len(images) > 1) for path in reversed(images)
     ]
-    in_the_way = (
-        [] if isinstance(images[source].entry, FileEntry) else _in_the_way(context, target, overwrite=overwrite)
-    )
-    context.change([*in_the_way, *arriving, *leaving])
+    # A directory or link cannot replace a file directly, so deleting that file is a step of its own: abort restores it.
+    replaced: list[Intent] = []
+    if overwrite and not isinstance(images[source].entry, FileEntry):
+        image = context.open_root.image(target)
+        if image.replaceable:
+            replaced = [Intent(target, only_if_unchanged(image, TargetEntry(ABSENT)))]
+    context.change([*replaced, *arriving, *removed])
     words = f"Moved {context.shown(source)} to {context.shown(target)}"
     return {"moved": True, "moved_paths": len(images), "summary_text": words}
 
 
-def _in_the_way(context: EffectContext, target: RepoPath, *, overwrite: bool) -> list[Intent]:
-    """The deletion of a file that a directory or link replaces, as a step of its own, so that abort can restore it."""
-    image = context.open_root.image(target)
-    return [Intent(target, only_if_unchanged(image, TargetEntry(ABSENT)))] if overwrite and image.replaceable else []
-
-
-def _departure(seen: Image) -> Plan:
+def _removal(seen: Image) -> Plan:
     """The removal of a moved path. A directory is empty by then; a file must still be the one that was moved."""
-    return gone if isinstance(seen.entry, DirEntry) else only_if_unchanged(seen, TargetEntry(ABSENT))
+    return remove if isinstance(seen.entry, DirEntry) else only_if_unchanged(seen, TargetEntry(ABSENT))
 
 
 def _arrival(image: Image, shown: str, *, overwrite: bool) -> Plan:

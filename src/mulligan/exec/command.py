@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import IO, Literal, Protocol, TypeAlias
 
-from mulligan.values.errors import Refused
+from mulligan.values.errors import Refused, path_denied
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import GIB_BYTES, INLINE_LIMIT_BYTES, PREVIEW_BYTES
 from mulligan.values.paths import is_inside
@@ -78,7 +78,7 @@ def allowed_environment(whole: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
 def _folder_inside(root: bytes, cwd: str | None) -> bytes:
     folder = os.path.realpath(os.path.join(root, os.fsencode(cwd or ".")))
     if not is_inside(folder, root):
-        raise Refused("forbidden", "path_not_allowed", "A command runs inside the root.", path=cwd)
+        raise path_denied("A command runs inside the root.", path=cwd)
     if not os.path.isdir(folder):
         raise Refused("error", "not_a_directory", f"{cwd!r} is not a folder.", path=cwd)
     return folder
@@ -131,11 +131,8 @@ class OutputSpool:
         # The preview shows the first and the last bytes, so they are stored even if the middle is dropped.
         if len(self.head) < PREVIEW_BYTES:
             self.head += data[: PREVIEW_BYTES - len(self.head)]
-        self._tail = (
-            (self._tail + data)[-self._tail_bytes :]
-            if len(data) < self._tail_bytes
-            else (data[len(data) - self._tail_bytes :])
-        )
+        tail = self._tail + data if len(data) < self._tail_bytes else data
+        self._tail = tail[max(0, len(tail) - self._tail_bytes) :]
         self.size_bytes += len(data)
         if self._file is None and self.size_bytes <= self._inline_bytes:
             self._memory += data

@@ -35,7 +35,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from mulligan.files import kernel
@@ -215,21 +215,21 @@ class SandboxRules:
 def enter(confinement: dict[str, Any], channel: socket.socket) -> SandboxRules:
     """Move this process into the namespaces and mounts that the command gets."""
     rules = SandboxRules()
-    overlay, cage = confinement.get("overlay"), confinement.get("cage")
-    rules.without_network = wants_network_gone = confinement.get("no_network", False)
-    if overlay or cage:
+    overlay, sandbox = confinement.get("overlay"), confinement.get("sandbox")
+    rules.without_network = no_network = confinement.get("no_network", False)
+    if overlay or sandbox:
         with step("namespace" if overlay else "sandbox"):
-            rules.has_own_network = _leave_namespaces(kernel.CLONE_NEWNS, network=wants_network_gone)
+            rules.has_own_network = _leave_namespaces(kernel.CLONE_NEWNS, network=no_network)
             kernel.mount(b"none", b"/", b"", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-    elif wants_network_gone:
-        rules.has_own_network = _leave_network()
+    elif no_network:
+        rules.has_own_network = _leave_namespaces(0, network=True)
     if overlay:
         with step("overlay"):
             _mount_overlay(overlay, channel)
-    if cage:
+    if sandbox:
         with step("sandbox"):
-            _mount_cage(cage)
-            rules.ruleset = ruleset(cage["writable"] + cage["temporary"])
+            _mount_sandbox(sandbox)
+            rules.ruleset = ruleset(sandbox["writable"] + sandbox["temporary"])
     return rules
 
 
@@ -239,24 +239,13 @@ def _leave_namespaces(flags: int, *, network: bool) -> bool:
     If the machine refuses one, the system call filter denies sockets.
     """
     if network:
-        try:
+        with suppress(OSError):
             _unshare(flags | kernel.CLONE_NEWNET)
-        except OSError:
-            _unshare(flags)
-            return False
-        _raise_loopback()
-        return True
-    _unshare(flags)
+            _raise_loopback()
+            return True
+    if flags:
+        _unshare(flags)
     return False
-
-
-def _leave_network() -> bool:
-    try:
-        _unshare(kernel.CLONE_NEWNET)
-    except OSError:
-        return False
-    _raise_loopback()
-    return True
 
 
 def _unshare(flags: int) -> None:
@@ -302,22 +291,22 @@ def _mount_overlay(wanted: dict[str, Any], channel: socket.socket) -> None:
     in the tree is hidden. Layers are named by descriptor, so odd characters in a path cannot become options.
     """
     root: bytes = wanted["root"]
-    lower = _hold(root)
+    lower = _open_folder(root)
     size = b"size=%d,mode=0700" % wanted["size_bytes"]
     # Mount the tmpfs on the root itself: at any other path it could hide files that the command needs.
     kernel.mount(b"mulligan", root, b"tmpfs", flags=kernel.MS_NOSUID | kernel.MS_NODEV, data=size)
     os.mkdir(root + b"/upper")
     os.mkdir(root + b"/work")
-    _dress_like(root + b"/upper", lower)
+    _copy_attributes(root + b"/upper", lower)
     upper = os.open(root + b"/upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    layers = (lower, b"/proc/self/fd/%d" % upper, _hold(root + b"/work"))
+    layers = (lower, b"/proc/self/fd/%d" % upper, _open_folder(root + b"/work"))
     kernel.mount(
         b"mulligan", root, b"overlay", data=b"lowerdir=%b,upperdir=%b,workdir=%b" % layers + _overlay_options()
     )
     send_message(channel, ("upper",), (upper,))
 
 
-def _hold(path: bytes) -> bytes:
+def _open_folder(path: bytes) -> bytes:
     """A path of a folder that stays valid when something is mounted over it, while this process lives."""
     return b"/proc/self/fd/%d" % os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
@@ -333,7 +322,7 @@ def _read(path: str) -> str:
         return file.read()
 
 
-def _dress_like(path: bytes, model: bytes) -> None:
+def _copy_attributes(path: bytes, model: bytes) -> None:
     status = os.stat(model)
     os.chmod(path, status.st_mode & 0o7777)
     if os.geteuid() == 0:
@@ -341,12 +330,12 @@ def _dress_like(path: bytes, model: bytes) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _mount_cage(wanted: dict[str, Any]) -> None:
+def _mount_sandbox(wanted: dict[str, Any]) -> None:
     """Mount everything read-only but the writable roots, and empty temporary folders for the command, which end with
     it.
     """
     writable: list[bytes] = wanted["writable"]
-    held = {path: _hold(path) for path in writable}
+    held = {path: _open_folder(path) for path in writable}
     for folder in wanted["temporary"]:
         kernel.mount(b"mulligan", folder, b"tmpfs", flags=kernel.MS_NOSUID | kernel.MS_NODEV, data=b"mode=1777")
     for path, name in held.items():
@@ -406,7 +395,7 @@ def serve(channel: socket.socket, ordered: socket.socket) -> None:
     for number in (signal.SIGCHLD, signal.SIGINT):
         signal.signal(number, _ignore)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    pid = _stand_by(ordered, SandboxRules())
+    pid = _fork_command_process(ordered, SandboxRules())
     received = receive_message(channel)
     if received is None:
         return  # Mulligan closed the channel unused. The waiting process sees its own channel close and ends.
@@ -414,7 +403,7 @@ def serve(channel: socket.socket, ordered: socket.socket) -> None:
     if confinement:
         _end(pid)
         try:
-            pid = _stand_by_confined(confinement, channel)
+            pid = _fork_confined(confinement, channel)
         except StepError as failure:
             send_message(channel, ("failed", failure.step, failure.errno))
             return
@@ -432,16 +421,16 @@ def _end(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _stand_by_confined(confinement: dict[str, Any], channel: socket.socket) -> int:
+def _fork_confined(confinement: dict[str, Any], channel: socket.socket) -> int:
     rules = enter(confinement, channel)
     orders, ordered = socket.socketpair()
-    pid = _stand_by(ordered, rules)
+    pid = _fork_command_process(ordered, rules)
     send_message(channel, ("standby",), (orders.fileno(),))
     orders.close()
     return pid
 
 
-def _stand_by(ordered: socket.socket, rules: SandboxRules) -> int:
+def _fork_command_process(ordered: socket.socket, rules: SandboxRules) -> int:
     """Fork the process of the command. It waits for the order that says what to run."""
     pid = os.fork()
     if pid == 0:
@@ -518,9 +507,8 @@ def _filter_self(order: Order, channel: socket.socket, rules: SandboxRules) -> N
     if not order.listens:
         _install(program, 0)
         return
-    resource.setrlimit(
-        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
-    )  # The kernel would write a core file without a system call that the filter sees.
+    # The kernel would write a core file without a system call that the filter sees.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     flags = kernel.SECCOMP_FILTER_FLAG_NEW_LISTENER
     try:
         listener = _install(program, flags | kernel.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
@@ -564,11 +552,11 @@ class ProcessReaper:
 
     def until_all_are_gone(self) -> None:
         while self._reap():
-            for fd, _ in self._poller.poll(self._patience_ms()):
+            for fd, _ in self._poller.poll(self._wait_ms()):
                 if fd == self._woken:
                     self._wake()
                 else:
-                    self._obey()
+                    self._carry_out_order()
             if self._killing or (self._kill_at is not None and time.monotonic() >= self._kill_at):
                 self._kill()
         for mark in self._marks:
@@ -605,14 +593,14 @@ class ProcessReaper:
         if self._linger_s is not None:
             self._kill_at = time.monotonic() + self._linger_s
 
-    def _patience_ms(self) -> float | None:
+    def _wait_ms(self) -> float | None:
         if self._killing:
             return _KILL_RETRY_S * 1000
         if self._kill_at is None:
             return None
         return max(0.0, self._kill_at - time.monotonic()) * 1000 + 1
 
-    def _obey(self) -> None:
+    def _carry_out_order(self) -> None:
         received = receive_message(self._channel)
         if received is None:
             self._poller.unregister(self._channel)

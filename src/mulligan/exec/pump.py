@@ -52,8 +52,8 @@ class CommandHandle:
     def woken_by_signals(self) -> Iterator[None]:
         """Let a signal that arrives just before the wait begins end the wait too; else we would notice it too late.
 
-        Only in the main thread, where Python handles signals, and not if other code (asyncio) has set the wake-up
-        descriptor: that code would miss its signals.
+        This works only in the main thread, where Python handles signals. If other code (asyncio) has set the wake-up
+        descriptor, it stays, because that code would miss its signals.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -128,14 +128,14 @@ class Pump:
         self._received = received
         self._give_up_at: float | None = None
         self._all_gone = False
-        self._tended: dict[int, Callable[[], None]] = {}
+        self._watched: dict[int, Callable[[], None]] = {}
         self.ending = CommandEnding()
         self._poller = select.poll()
         self._listen(spawned)
 
-    def tend(self, fd: int, act: Callable[[], None]) -> None:
+    def watch_descriptor(self, fd: int, act: Callable[[], None]) -> None:
         """Call `act` whenever this descriptor can be read while the command runs."""
-        self._tended[fd] = act
+        self._watched[fd] = act
         self._poller.register(fd, select.POLLIN)
 
     def run(self) -> CommandEnding:
@@ -147,13 +147,13 @@ class Pump:
             over = True
         finally:
             if not over:
-                self._bury()
+                self._kill_and_wait()
             self._close()
         return self.ending
 
-    def _bury(self) -> None:
+    def _kill_and_wait(self) -> None:
         """Drop the output, kill the command and wait for its end."""
-        self._sink = _Nowhere()
+        self._sink = _NullSink()
         self._kill()
         self._loop()
 
@@ -172,11 +172,11 @@ class Pump:
 
     def _loop(self) -> None:
         while not self._all_gone:
-            for fd, _ in self._poller.poll(self._patience_ms()):
+            for fd, _ in self._poller.poll(self._wait_ms()):
                 self._serve(fd)
-            self._keep_time()
+            self._check_deadline()
         while self._spawned.ordered is not None:
-            self._hear_from_itself()  # The last message of the command's process may arrive after init's.
+            self._read_command_process()  # The last message of the command's process may arrive after init's.
         for fd in list(self._streams):
             self._drain(fd)
 
@@ -186,13 +186,13 @@ class Pump:
         elif fd == self._stdin:
             self._feed()
         elif fd == self._channel.fileno():
-            self._hear()
+            self._read_init()
         elif fd == self._handle.fileno():
-            self._obey()
-        elif fd in self._tended:
-            self._tended[fd]()
+            self._carry_out_orders()
+        elif fd in self._watched:
+            self._watched[fd]()
         else:
-            self._hear_from_itself()
+            self._read_command_process()
 
     def _pass_on(self, fd: int) -> bool:
         """Pass on what one read gives; False when the pipe is empty."""
@@ -238,7 +238,7 @@ class Pump:
         self._poller.unregister(fd)
         os.close(fd)
 
-    def _hear(self) -> None:
+    def _read_init(self) -> None:
         message = receive_message(self._channel)
         if message is None:
             # Without the init process, no process reaps or kills the descendants of the command.
@@ -257,7 +257,7 @@ class Pump:
             else:
                 self.ending.status, self.ending.survivors = rest
 
-    def _hear_from_itself(self) -> None:
+    def _read_command_process(self) -> None:
         """Read from the process that becomes the command: it sends its listener, or its failure, or closes when it
         executes.
         """
@@ -273,7 +273,7 @@ class Pump:
         else:
             self.ending.failed = (message[0][1], message[0][2])
 
-    def _obey(self) -> None:
+    def _carry_out_orders(self) -> None:
         for order, number in self._handle.take():
             if order == "kill":
                 self.ending.cancelled = True
@@ -281,7 +281,7 @@ class Pump:
             else:
                 send_message(self._channel, ("signal", number))
 
-    def _keep_time(self) -> None:
+    def _check_deadline(self) -> None:
         now = monotonic_s()
         if self._give_up_at is not None:
             if now >= self._give_up_at and not self._all_gone:
@@ -300,7 +300,7 @@ class Pump:
             except (BrokenPipeError, ConnectionResetError):
                 self._all_gone = True
 
-    def _patience_ms(self) -> float | None:
+    def _wait_ms(self) -> float | None:
         until = self._give_up_at if self._give_up_at is not None else self._deadline
         return None if until is None else min(_PATIENCE_MAX_MS, max(0.0, until - monotonic_s()) * 1000 + 1)
 
@@ -314,7 +314,7 @@ class Pump:
                 os.close(fd)
 
 
-class _Nowhere:
+class _NullSink:
     """A sink that drops the output."""
 
     def write(self, stream: Stream, data: bytes) -> None:

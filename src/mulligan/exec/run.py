@@ -28,7 +28,7 @@ from mulligan.exec.pump import CommandEnding, CommandHandle, Pump
 from mulligan.exec.start import LAUNCHER, StartOptions, spawn
 from mulligan.files import kernel
 from mulligan.values.digest import Digest
-from mulligan.values.errors import Refused, fault
+from mulligan.values.errors import Refused, fault, path_denied
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import is_inside
 
@@ -38,7 +38,7 @@ _TEMPORARY = (b"/tmp", b"/var/tmp", b"/dev/shm")
 def confined(command: Command, extras: StartOptions) -> StartOptions:
     """The start options of a strategy, with the sandbox that the command asked for added."""
     if command.sandbox == "workspace":
-        extras.confinement["cage"] = _cage(command)
+        extras.confinement["sandbox"] = _sandbox_mounts(command)
     if command.network == "none":
         extras.confinement["no_network"] = True
         extras.program = seccomp.program(kernel.MACHINE, notify=extras.listens, sockets="inet")
@@ -52,7 +52,7 @@ def describe(command: Command) -> str:
     return command.sandbox + network
 
 
-def _cage(command: Command) -> dict[str, list[bytes]]:
+def _sandbox_mounts(command: Command) -> dict[str, list[bytes]]:
     own = os.path.realpath(command.env.get(b"TMPDIR", b"/tmp"))
     temporary = {path for path in (*_TEMPORARY, own) if os.path.isdir(path) and not os.path.islink(path)}
     outside = sorted(path for path in temporary if not is_inside(path, command.root))
@@ -147,11 +147,10 @@ def _pump(
     handle: CommandHandle,
     deadline: float | None,
 ) -> CommandEnding:
-    spawned = spawn(command, extras)
-    fed = command.stdin or b""
-    pump = Pump(spawned, sink, stdin=fed, deadline=deadline, handle=handle, received=capture.received)
+    stdin = command.stdin or b""
+    pump = Pump(spawn(command, extras), sink, stdin=stdin, deadline=deadline, handle=handle, received=capture.received)
     if extras.tended is not None:
-        pump.tend(*extras.tended)
+        pump.watch_descriptor(*extras.tended)
     return pump.run()
 
 
@@ -164,7 +163,7 @@ def _refusal(command: Command, strategy: str, step: str, number: int) -> Excepti
     if step == "exec":
         return Refused("error", "spawn_failed", f"{os.fsdecode(command.argv[0])}: {why}", errno=number)
     if step == "cwd" and number == errno.EXDEV:
-        return Refused("forbidden", "path_not_allowed", f"{os.fsdecode(command.cwd)} leads out of the root.")
+        return path_denied(f"{os.fsdecode(command.cwd)} leads out of the root.")
     if step == "cwd":
         return Refused("error", "not_a_directory", f"{os.fsdecode(command.cwd)}: {why}", errno=number)
     if step in _SANDBOX_STEPS:
@@ -184,7 +183,7 @@ WindowName: TypeAlias = Literal["watch", "scan"]
 class CaptureMeans:
     """The parts that capture strategies need from their caller."""
 
-    witness: PreimageKeeper
+    keeper: PreimageKeeper
     # Creates the strategies `watch` and `scan`, which compare with a baseline that only the caller has.
     window: Callable[[WindowName], Capture]
     # A watcher is running already, so that `watch` costs less than a scan.
@@ -222,12 +221,12 @@ def run_captured(
             if refusal.code != "unsupported_strategy" or strategy is not None or isolate:
                 raise
             refused = f"; {refusal.message}"
-    raise Refused("error", "unsupported_strategy", "No way of catching changes works here.")
+    raise Refused("error", "unsupported_strategy", "No strategy can capture changes on this machine.")
 
 
 def _candidates(means: CaptureMeans, strategy: StrategyName | None, *, isolate: bool) -> list[tuple[StrategyName, str]]:
     if isolate and strategy not in (None, "overlay"):
-        words = f"Changes caught by {strategy} reach the files at once; to isolate, leave the strategy out."
+        words = f"With the strategy {strategy}, changes reach the files at once; to isolate, give no strategy."
         raise Refused("error", "invalid_params", words, field="strategy")
     if strategy is not None:
         return [(strategy, "asked for")]
@@ -241,9 +240,9 @@ def _candidates(means: CaptureMeans, strategy: StrategyName | None, *, isolate: 
 
 def _capture(name: StrategyName, means: CaptureMeans) -> Capture:
     if name == "notify":
-        return Notify(means.witness, lingers=True)
+        return Notify(means.keeper, lingers=True)
     if name == "overlay":
         return Overlay()
     if name == "watch" or name == "scan":
         return means.window(name)
-    raise Refused("error", "unsupported_strategy", f"There is nothing to catch changes by {name} with.", strategy=name)
+    raise Refused("error", "unsupported_strategy", f"There is no capture strategy {name}.", strategy=name)

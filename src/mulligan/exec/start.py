@@ -30,7 +30,7 @@ class StartOptions:
     # Used instead of `program` if the machine refuses a network namespace.
     program_without_sockets: bytes | None = None
     listens: bool = False
-    # Init writes the end time of the last process into this descriptor, for the case that Mulligan is dead by then.
+    # Init writes the end time of the last process into this descriptor, because Mulligan may have died by then.
     mark: int = -1
     confinement: dict[str, Any] = field(default_factory=dict)
     # A descriptor of ours, and the function to call whenever it can be read while the command runs.
@@ -122,7 +122,6 @@ class Launcher:
 
 
 def _start_launcher(channel_fd: int) -> int:
-
     if not sys.executable:
         raise fault("internal", "Commands are started by a helper interpreter, and sys.executable is empty.")
     # posix_spawn does not copy the page tables of a large program, as fork does.

@@ -93,8 +93,8 @@ def copied_stamp(status: os.stat_result) -> str:
 def copy_tree(source: bytes, target: bytes) -> Iterator[Copied | Skipped]:
     """Copy into a directory that must not exist yet, nor be inside the original. Yields each path.
 
-    It walks both trees through open directories and follows no symbolic link, whatever another process renames
-    meanwhile. If the copy cannot be finished, it is removed.
+    It walks both trees through open directories and follows no symbolic link, even if another process renames
+    directories meanwhile. If the copy cannot be finished, it is removed.
     """
     if _is_inside(os.path.realpath(target), source):
         shown = os.fsdecode(target)
@@ -105,9 +105,9 @@ def copy_tree(source: bytes, target: bytes) -> Iterator[Copied | Skipped]:
     except FileExistsError:
         shown = os.fsdecode(target)
         raise fault("file_exists", f"{shown} exists already; choose another place for the copy.") from None
-    with removed_unless_done(target), _opened(source) as here, _opened(target) as there:
-        yield from _Copying(here, there).everything()
-        _copy_folder_metadata(here.handle, there.handle, os.fstat(here.handle))
+    with removed_unless_done(target), _opened(source) as original, _opened(target) as copy:
+        yield from _TreeCopy(original, copy).run()
+        _copy_folder_metadata(original.handle, copy.handle, os.fstat(original.handle))
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def _try_to_remove(copy: bytes) -> None:
 
 
 def _is_inside(target: bytes, source: bytes) -> bool:
-    """Whether a path, which need not exist, is below a directory, by whatever name it reaches that."""
+    """Whether a path, which need not exist, is below a directory. Links and mounts to that directory count."""
     original, above = os.stat(source), os.path.dirname(target)
     while not (os.path.isdir(above) and os.path.samestat(os.stat(above), original)):
         if above == os.path.dirname(above):
@@ -148,19 +148,19 @@ class _KindChangedError(Exception):
 
 
 @fast_dataclass(slots=True)
-class _Copying:
+class _TreeCopy:
     """Copies one tree into a folder of another. If `over`, it replaces files of the same name."""
 
-    here: Root
-    there: Root
+    source: Root
+    target: Root
     into: bytes = b""
     wanted: Callable[[bytes], bool] = lambda _: True
     over: bool = False
-    _told: dict[bytes, Copied | Skipped] = field(default_factory=dict)
+    _outcomes: dict[bytes, Copied | Skipped] = field(default_factory=dict)
 
-    def everything(self) -> Iterable[Copied | Skipped]:
+    def run(self) -> Iterable[Copied | Skipped]:
         self._folder(b"")
-        return self._told.values()
+        return self._outcomes.values()
 
     def _folder(self, below: bytes) -> None:
         """Copy what is in a folder; its subfolders after its handles are closed, so that trees of any depth can be
@@ -198,27 +198,27 @@ class _Copying:
                 try:
                     self._folder(path)
                 except PermissionError:
-                    self._told[path + b"/"] = Skipped(path, "not_captured")
+                    self._outcomes[path + b"/"] = Skipped(path, "not_captured")
                 self._folder_done(path)
                 return
             except (FileNotFoundError, NotADirectoryError, Refused):
                 with self._directories(above) as (source, target):
-                    self._begin_anew(target, path)
+                    self._start_again(target, path)
                     if not self._is_folder(source, target, name):
                         self._leaf(source, target, path)
                         return
-        self._told[path] = Skipped(path, "unstable")
+        self._outcomes[path] = Skipped(path, "unstable")
 
-    def _begin_anew(self, target: int, path: bytes) -> None:
-        for told in [told for told in self._told if told.startswith(path + b"/")]:
-            del self._told[told]
+    def _start_again(self, target: int, path: bytes) -> None:
+        for below in [below for below in self._outcomes if below.startswith(path + b"/")]:
+            del self._outcomes[below]
         shutil.rmtree(path.rpartition(b"/")[2], dir_fd=target)
 
     @contextmanager
     def _directories(self, below: bytes) -> Iterator[tuple[int, int]]:
         """A folder and its copy."""
         into = b"/".join(part for part in (self.into, below) if part)
-        with _directory(self.here, below) as source, _directory(self.there, into) as target:
+        with _directory(self.source, below) as source, _directory(self.target, into) as target:
             yield source, target
 
     def _folder_done(self, path: bytes) -> None:
@@ -229,11 +229,11 @@ class _Copying:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             with _subdirectory(source, name) as original, _subdirectory(target, name) as copy:
                 _copy_folder_metadata(original, copy, status)
-            self._tell(path, status, target)
+            self._note_copied(path, status, target)
 
-    def _tell(self, path: bytes, status: os.stat_result, target: int) -> None:
+    def _note_copied(self, path: bytes, status: os.stat_result, target: int) -> None:
         copied = _stamp_at(target, path.rpartition(b"/")[2])
-        self._told[path] = Copied(path, stat.S_IMODE(status.st_mode), copied_stamp(status), copied)
+        self._outcomes[path] = Copied(path, stat.S_IMODE(status.st_mode), copied_stamp(status), copied)
 
     def _leaf(self, source: int, target: int, path: bytes) -> None:
         """Copy a file or a symbolic link. If another process exchanges it again and again, it is skipped."""
@@ -249,21 +249,21 @@ class _Copying:
             except FileNotFoundError:
                 return
             except PermissionError:
-                self._told[path] = Skipped(path, "not_captured")
+                self._outcomes[path] = Skipped(path, "not_captured")
                 return
             except OSError as error:
                 raise fault_of_os_error(error, f"Copying {os.fsdecode(path)}") from error
             if status is None:
-                self._told[path] = Skipped(path, "special_file")
+                self._outcomes[path] = Skipped(path, "special_file")
             elif stat.S_ISDIR(status.st_mode):
                 os.mkdir(name, 0o700, dir_fd=target)
                 self._whole_folder(path)
             else:
                 if name == b".git" and stat.S_ISREG(status.st_mode):
                     self._own_git_directory(source, target, path)
-                self._tell(path, status, target)
+                self._note_copied(path, status, target)
             return
-        self._told[path] = Skipped(path, "unstable")
+        self._outcomes[path] = Skipped(path, "unstable")
 
     def _own_git_directory(self, source: int, target: int, path: bytes) -> None:
         """Replace a copied `.git` pointer by a private copy of the git directory it points to, if it points to one.
@@ -272,24 +272,24 @@ class _Copying:
         """
         with open(os.open(b".git", OPEN_FILE, dir_fd=source), "rb") as file:
             word, _, named = file.read().strip().partition(b": ")
-        git = os.path.normpath(os.path.join(os.path.dirname(self.here.absolute(path_from_bytes(path))), named))
+        git = os.path.normpath(os.path.join(os.path.dirname(self.source.absolute(path_from_bytes(path))), named))
         common = _shared_by(git)
         if word != b"gitdir" or not _is_repository(git, common):
             return
         os.unlink(b".git", dir_fd=target)
         os.mkdir(b".git", 0o700, dir_fd=target)
         own = common == git
-        self._lay_over(common, path, (lambda inner: inner not in _GIT_NOT_COPIED) if own else _is_shared)
+        self._copy_over(common, path, (lambda inner: inner not in _GIT_NOT_COPIED) if own else _is_shared)
         if common != git:
-            self._lay_over(git, path, lambda inner: inner not in _GIT_POINTERS)
+            self._copy_over(git, path, lambda inner: inner not in _GIT_POINTERS)
         with _subdirectory(target, b".git") as copy:
             for name in (b"config", b"config.worktree"):
                 _forget_worktree(copy, name)
 
-    def _lay_over(self, source: bytes, into: bytes, wanted: Callable[[bytes], bool]) -> None:
+    def _copy_over(self, source: bytes, into: bytes, wanted: Callable[[bytes], bool]) -> None:
         """Copy the wanted paths into a folder of the copy, over files of the same name."""
-        with _opened(source) as here:
-            _Copying(here, self.there, into, wanted, over=True).everything()
+        with _opened(source) as original:
+            _TreeCopy(original, self.target, into, wanted, over=True).run()
 
 
 def _copy_leaf(source: int, target: int, name: bytes) -> os.stat_result | None:
@@ -341,8 +341,8 @@ def _copy_file(source: int, target: int, name: bytes) -> os.stat_result:
 @contextmanager
 def _directory(root: Root, below: bytes) -> Iterator[int]:
     """A folder of a tree, opened from its root through no symbolic link. Raises as `resolve_exactly` does."""
-    with resolve_exactly(root, path_from_bytes(below + b"/any" if below else b"any")) as spot:
-        yield spot.parent
+    with resolve_exactly(root, path_from_bytes(below + b"/any" if below else b"any")) as resolved:
+        yield resolved.parent
 
 
 @contextmanager
@@ -479,7 +479,7 @@ class Pack:
         return self._handle
 
 
-class FolderListing:
+class FolderBodies:
     """Bodies in a folder. They stay until the user deletes the folder, so a later process can read them."""
 
     def __init__(self, directory: str) -> None:

@@ -71,7 +71,7 @@ def names_inside(root: Root, numbers: Collection[int]) -> dict[Inode, list[RepoP
 def _names_in(root: Root, folder: bytes, numbers: Collection[int], found: dict[Inode, list[RepoPath]]) -> list[bytes]:
     """Collect the names in a folder; its path is empty or ends with a slash. Answers its subfolders."""
     inner: list[bytes] = []
-    with resolve_exactly(root, path_from_bytes(folder + b"any")) as spot, _entries_of(spot.parent) as entries:
+    with resolve_exactly(root, path_from_bytes(folder + b"any")) as resolved, _entries_of(resolved.parent) as entries:
         for entry in entries:
             path = folder + os.fsencode(entry.name)
             if entry.is_dir(follow_symlinks=False):
@@ -117,7 +117,7 @@ class Steps(Protocol):
 
 
 class FreeSteps:
-    """No plan: every step happens."""
+    """Lets every step happen."""
 
     def reach(self, step: str, path: RepoPath) -> None:
         return None
@@ -132,7 +132,7 @@ Every change has a dozen steps, and calling a builtin that does nothing costs al
 
 @fast_dataclass(slots=True, frozen=True)
 class Image:
-    """What a path holds: its entry, the bytes of a file, and facts that matter when it is replaced.
+    """The content of a path: its entry, the bytes of a file, and facts that matter when it is replaced.
 
     A `special` file (device, FIFO, socket) has no entry, because it cannot be captured. A `bound` one has an access
     list, or other system attributes, which we may not give to another file. A file has a `stamp` if the disk can tell
@@ -225,34 +225,34 @@ class Disk(Protocol):
     def resolve(self, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> ResolvedPath: ...
     def resolve_exactly(self, path: RepoPath) -> ResolvedPath: ...
     def image(
-        self, spot: ResolvedPath, *, draft: bytes | None = None, kept: bool = True, known: Image | None = None
+        self, resolved: ResolvedPath, *, draft: bytes | None = None, kept: bool = True, known: Image | None = None
     ) -> Image: ...
-    def children(self, spot: ResolvedPath) -> list[bytes]: ...
-    def mtime_ns(self, spot: ResolvedPath) -> int: ...
+    def children(self, resolved: ResolvedPath) -> list[bytes]: ...
+    def mtime_ns(self, resolved: ResolvedPath) -> int: ...
     def names_of(self, numbers: Collection[int]) -> dict[Inode, list[RepoPath]]: ...
-    def link_group(self, spot: ResolvedPath) -> str | None: ...
-    def stage_file(self, spot: ResolvedPath, draft: bytes, content: Content, *, like: FileEntry) -> None: ...
-    def stage_link(self, spot: ResolvedPath, draft: bytes, target: str) -> None: ...
-    def stage_name(self, spot: ResolvedPath, draft: bytes, other: ResolvedPath, *, like: FileEntry) -> None: ...
-    def exchange(self, spot: ResolvedPath, draft: bytes) -> None: ...
-    def place(self, spot: ResolvedPath, draft: bytes) -> None: ...
-    def set_aside(self, spot: ResolvedPath, draft: bytes) -> None: ...
-    def discard(self, spot: ResolvedPath, draft: bytes) -> None: ...
-    def drop_original(self, spot: ResolvedPath, draft: bytes) -> None: ...
-    def settled(self, spot: ResolvedPath, draft: bytes) -> bool | None: ...
-    def make_dir(self, spot: ResolvedPath, mode: int) -> None: ...
-    def remove_dir(self, spot: ResolvedPath) -> None: ...
-    def write_in_place(self, spot: ResolvedPath, content: Content, *, end_from: int | None = None) -> bytes: ...
-    def set_metadata(self, spot: ResolvedPath, entry: FileEntry | DirEntry) -> None: ...
-    def set_mtime(self, spot: ResolvedPath, mtime_ns: int) -> None: ...
-    def sync_file(self, spot: ResolvedPath) -> None: ...
-    def sync_dir(self, spot: ResolvedPath) -> None: ...
+    def link_group(self, resolved: ResolvedPath) -> str | None: ...
+    def stage_file(self, resolved: ResolvedPath, draft: bytes, content: Content, *, like: FileEntry) -> None: ...
+    def stage_link(self, resolved: ResolvedPath, draft: bytes, target: str) -> None: ...
+    def stage_name(self, resolved: ResolvedPath, draft: bytes, other: ResolvedPath, *, like: FileEntry) -> None: ...
+    def exchange(self, resolved: ResolvedPath, draft: bytes) -> None: ...
+    def place(self, resolved: ResolvedPath, draft: bytes) -> None: ...
+    def set_aside(self, resolved: ResolvedPath, draft: bytes) -> None: ...
+    def discard(self, resolved: ResolvedPath, draft: bytes) -> None: ...
+    def drop_original(self, resolved: ResolvedPath, draft: bytes) -> None: ...
+    def settled(self, resolved: ResolvedPath, draft: bytes) -> bool | None: ...
+    def make_dir(self, resolved: ResolvedPath, mode: int) -> None: ...
+    def remove_dir(self, resolved: ResolvedPath) -> None: ...
+    def write_in_place(self, resolved: ResolvedPath, content: Content, *, end_from: int | None = None) -> bytes: ...
+    def set_metadata(self, resolved: ResolvedPath, entry: FileEntry | DirEntry) -> None: ...
+    def set_mtime(self, resolved: ResolvedPath, mtime_ns: int) -> None: ...
+    def sync_file(self, resolved: ResolvedPath) -> None: ...
+    def sync_dir(self, resolved: ResolvedPath) -> None: ...
     def close(self) -> None: ...
 
 
-def with_bytes(disk: Disk, spot: ResolvedPath, image: Image, *, draft: bytes | None = None) -> Image:
+def with_bytes(disk: Disk, resolved: ResolvedPath, image: Image, *, draft: bytes | None = None) -> Image:
     """An image whose bytes are stored: this one, or a new one if these bytes were not stored."""
-    return disk.image(spot, draft=draft) if isinstance(image.any_content, UnstoredBytes) else image
+    return disk.image(resolved, draft=draft) if isinstance(image.any_content, UnstoredBytes) else image
 
 
 class HostDisk:
@@ -298,7 +298,7 @@ class HostDisk:
         return straight(self.root, path) or resolve_exactly(self.root, path)
 
     def image(
-        self, spot: ResolvedPath, *, draft: bytes | None = None, kept: bool = True, known: Image | None = None
+        self, resolved: ResolvedPath, *, draft: bytes | None = None, kept: bool = True, known: Image | None = None
     ) -> Image:
         """The present image of a path, or of a draft beside it. A file that changes during the read is read again.
 
@@ -306,36 +306,36 @@ class HostDisk:
         image, which is answered again if the stamp is the same: this is a hint, as two changes may share one tick of
         the clock.
         """
-        name = spot.name if draft is None else draft
+        name = resolved.name if draft is None else draft
         for _ in range(_KIND_TRIES):
             try:
-                status = os.lstat(name, dir_fd=spot.parent)
+                status = os.lstat(name, dir_fd=resolved.parent)
                 if known is not None and known.stamp == _stamp(status):
                     return known
                 if stat.S_ISREG(status.st_mode):
-                    return self._file_image(spot, name, kept)
-                return self._other_image(spot, name, status)
+                    return self._file_image(resolved, name, kept)
+                return self._other_image(resolved, name, status)
             except FileNotFoundError:
                 return NOTHING
             except OSError as error:
                 # Between the check and the read, another process put something of another kind there.
                 if error.errno not in _OF_ANOTHER_KIND:
                     raise
-        raise OSError(errno.EBUSY, "It is exchanged for something else all the time", os.fsdecode(spot.place))
+        raise OSError(errno.EBUSY, "Other processes keep replacing it", os.fsdecode(resolved.place))
 
-    def _other_image(self, spot: ResolvedPath, name: bytes, status: os.stat_result) -> Image:
+    def _other_image(self, resolved: ResolvedPath, name: bytes, status: os.stat_result) -> Image:
         """The image of something that is no regular file."""
         if stat.S_ISLNK(status.st_mode):
-            target = os.readlink(name, dir_fd=spot.parent)
+            target = os.readlink(name, dir_fd=resolved.parent)
             return Image(SymlinkEntry(os.fsdecode(target)), None, status.st_nlink, status.st_uid)
         if not stat.S_ISDIR(status.st_mode):
             return SPECIAL
         mode = stat.S_IMODE(status.st_mode)
-        return Image(DirEntry(mode, status.st_mtime_ns, self._dir_xattrs(spot, name)), None, 1, status.st_uid)
+        return Image(DirEntry(mode, status.st_mtime_ns, self._dir_xattrs(resolved, name)), None, 1, status.st_uid)
 
-    def _dir_xattrs(self, spot: ResolvedPath, name: bytes) -> Xattrs:
+    def _dir_xattrs(self, resolved: ResolvedPath, name: bytes) -> Xattrs:
         try:
-            handle = os.open(name, OPEN_DIRECTORY, dir_fd=spot.parent)
+            handle = os.open(name, OPEN_DIRECTORY, dir_fd=resolved.parent)
         except OSError:
             return ()
         try:
@@ -343,13 +343,13 @@ class HostDisk:
         finally:
             os.close(handle)
 
-    def _file_image(self, spot: ResolvedPath, name: bytes, kept: bool) -> Image:
-        handle = os.open(name, OPEN_FILE, dir_fd=spot.parent)
+    def _file_image(self, resolved: ResolvedPath, name: bytes, kept: bool) -> Image:
+        handle = os.open(name, OPEN_FILE, dir_fd=resolved.parent)
         try:
             before = os.fstat(handle)
             if not stat.S_ISREG(before.st_mode):
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-            withheld = self.capture.withheld(spot.path) if self.capture.any else None
+            withheld = self.capture.withheld(resolved.path) if self.capture.any else None
             is_small = before.st_size <= limits.WHOLE_MAX_BYTES or self.keep_large is None
             for _ in range(_STABLE_READ_TRIES):
                 content: Content
@@ -379,29 +379,29 @@ class HostDisk:
             image = Image(entry, content, links, owner, bound=bound, unstable=unstable, stamp=stamp, inode=inode)
             if withheld is None:
                 return image
-            return replace(image, entry=self.capture.named(spot.path, entry), content=None, unstored=content)
+            return replace(image, entry=self.capture.named(resolved.path, entry), content=None, unstored=content)
         finally:
             os.close(handle)
 
-    def children(self, spot: ResolvedPath) -> list[bytes]:
-        """Names in the directory at the spot, in byte order."""
-        handle = os.open(spot.name, OPEN_DIRECTORY, dir_fd=spot.parent)
+    def children(self, resolved: ResolvedPath) -> list[bytes]:
+        """The names in the directory, in byte order."""
+        handle = os.open(resolved.name, OPEN_DIRECTORY, dir_fd=resolved.parent)
         try:
             return sorted(os.fsencode(name) for name in os.listdir(handle))
         finally:
             os.close(handle)
 
-    def mtime_ns(self, spot: ResolvedPath) -> int:
-        return os.lstat(spot.name, dir_fd=spot.parent).st_mtime_ns
+    def mtime_ns(self, resolved: ResolvedPath) -> int:
+        return os.lstat(resolved.name, dir_fd=resolved.parent).st_mtime_ns
 
     def names_of(self, numbers: Collection[int]) -> dict[Inode, list[RepoPath]]:
         """The names below the root of files with these inode numbers. Walks the whole tree."""
         return names_inside(self.root, numbers)
 
-    def link_group(self, spot: ResolvedPath) -> str | None:
+    def link_group(self, resolved: ResolvedPath) -> str | None:
         """An id that all names of the file share, and no other file; None if the path is no file."""
         try:
-            handle = os.open(spot.name, OPEN_FILE, dir_fd=spot.parent)
+            handle = os.open(resolved.name, OPEN_FILE, dir_fd=resolved.parent)
         except OSError:
             return None
         try:
@@ -411,165 +411,167 @@ class HostDisk:
 
     # Changing.
 
-    def stage_file(self, spot: ResolvedPath, draft: bytes, content: Content, *, like: FileEntry) -> None:
+    def stage_file(self, resolved: ResolvedPath, draft: bytes, content: Content, *, like: FileEntry) -> None:
         """`stage.create`, `stage.half`, `stage.write`: a whole file beside its target, with the mode and attributes
         of `like`, and its time of change unless that is 0. In `power` mode also `sync.draft`."""
-        self._reach("stage.create", spot.path)
-        folder = None if self.originals is None else self.originals.register_folder(kernel.real_path_of(spot.parent))
+        self._reach("stage.create", resolved.path)
+        originals = self.originals
+        folder = None if originals is None else originals.register_folder(kernel.real_path_of(resolved.parent))
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        handle = os.open(draft, flags, 0o600, dir_fd=spot.parent)
+        handle = os.open(draft, flags, 0o600, dir_fd=resolved.parent)
         try:
-            self._write(handle, content, spot, half="stage.half")
-            self._reach("stage.write", spot.path)
+            self._write(handle, content, resolved, half="stage.half")
+            self._reach("stage.write", resolved.path)
             if like.xattrs:
                 write_xattrs(handle, like.xattrs)
             os.fchmod(handle, like.mode)
             if like.mtime_ns:
                 os.utime(handle, ns=(like.mtime_ns, like.mtime_ns))
             if self.durability == "power":
-                self._reach("sync.draft", spot.path)
+                self._reach("sync.draft", resolved.path)
                 os.fsync(handle)
             if folder is not None:
                 status = os.fstat(handle)
                 self._staged[draft] = folder, NewFile(status.st_ino, status.st_mtime_ns, like.digest)
         except OSError:
             with suppress(OSError):
-                os.unlink(draft, dir_fd=spot.parent)
+                os.unlink(draft, dir_fd=resolved.parent)
             raise
         finally:
             os.close(handle)
 
-    def stage_link(self, spot: ResolvedPath, draft: bytes, target: str) -> None:
+    def stage_link(self, resolved: ResolvedPath, draft: bytes, target: str) -> None:
         """`stage.link`: a symbolic link beside its target."""
-        self._reach("stage.link", spot.path)
+        self._reach("stage.link", resolved.path)
         if self.originals is not None:
-            self._staged[draft] = self.originals.register_folder(kernel.real_path_of(spot.parent)), NO_FILE
-        os.symlink(os.fsencode(target), draft, dir_fd=spot.parent)
+            self._staged[draft] = self.originals.register_folder(kernel.real_path_of(resolved.parent)), NO_FILE
+        os.symlink(os.fsencode(target), draft, dir_fd=resolved.parent)
 
-    def stage_name(self, spot: ResolvedPath, draft: bytes, other: ResolvedPath, *, like: FileEntry) -> None:
-        """`stage.name`: one more name, beside the target, of the file that is at another spot and should be `like`."""
-        self._reach("stage.name", spot.path)
-        folder = None if self.originals is None else self.originals.register_folder(kernel.real_path_of(spot.parent))
-        os.link(other.name, draft, src_dir_fd=other.parent, dst_dir_fd=spot.parent, follow_symlinks=False)
+    def stage_name(self, resolved: ResolvedPath, draft: bytes, other: ResolvedPath, *, like: FileEntry) -> None:
+        """`stage.name`: one more name, beside the target, of the file `other`, which should be `like`."""
+        self._reach("stage.name", resolved.path)
+        originals = self.originals
+        folder = None if originals is None else originals.register_folder(kernel.real_path_of(resolved.parent))
+        os.link(other.name, draft, src_dir_fd=other.parent, dst_dir_fd=resolved.parent, follow_symlinks=False)
         if folder is not None:
-            status = os.lstat(draft, dir_fd=spot.parent)
+            status = os.lstat(draft, dir_fd=resolved.parent)
             self._staged[draft] = folder, NewFile(status.st_ino, status.st_mtime_ns, like.digest)
 
-    def exchange(self, spot: ResolvedPath, draft: bytes) -> None:
+    def exchange(self, resolved: ResolvedPath, draft: bytes) -> None:
         """`exchange`: the file at the path gets the draft name, and the draft gets the path."""
         staged = self._staged.pop(draft, None)
-        if staged is not None and not self._announce(spot, draft, *staged) and staged[1] is not NO_FILE:
-            self._sync_draft(spot, draft)
-        self._reach("exchange", spot.path)
-        kernel.exchange(spot.parent, draft, spot.name)
+        if staged is not None and not self._announce(resolved, draft, *staged) and staged[1] is not NO_FILE:
+            self._sync_draft(resolved, draft)
+        self._reach("exchange", resolved.path)
+        kernel.exchange(resolved.parent, draft, resolved.name)
 
-    def place(self, spot: ResolvedPath, draft: bytes) -> None:
+    def place(self, resolved: ResolvedPath, draft: bytes) -> None:
         """`place`: give the draft its name, if the name is free (else FileExistsError)."""
         staged = self._staged.pop(draft, None)
         if staged is not None and staged[1] is not NO_FILE and self.originals is not None:
             folder, new = staged
-            self.originals.reassign(folder, spot.name, new)
-        self._reach("place", spot.path)
+            self.originals.reassign(folder, resolved.name, new)
+        self._reach("place", resolved.path)
         try:
-            kernel.rename_to_free(spot.parent, draft, spot.name)
+            kernel.rename_to_free(resolved.parent, draft, resolved.name)
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
-            os.link(draft, spot.name, src_dir_fd=spot.parent, dst_dir_fd=spot.parent, follow_symlinks=False)
-            os.unlink(draft, dir_fd=spot.parent)
+            os.link(draft, resolved.name, src_dir_fd=resolved.parent, dst_dir_fd=resolved.parent, follow_symlinks=False)
+            os.unlink(draft, dir_fd=resolved.parent)
 
-    def set_aside(self, spot: ResolvedPath, draft: bytes) -> None:
+    def set_aside(self, resolved: ResolvedPath, draft: bytes) -> None:
         """`set_aside`: the file at the path gets the draft name, and the path is free."""
-        if self.originals is not None and not self._announce(spot, draft, None, NO_FILE):
+        if self.originals is not None and not self._announce(resolved, draft, None, NO_FILE):
             self._announced[draft] = None
-        self._reach("set_aside", spot.path)
+        self._reach("set_aside", resolved.path)
         try:
-            kernel.rename_to_free(spot.parent, spot.name, draft)
+            kernel.rename_to_free(resolved.parent, resolved.name, draft)
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
-            os.rename(spot.name, draft, src_dir_fd=spot.parent, dst_dir_fd=spot.parent)
+            os.rename(resolved.name, draft, src_dir_fd=resolved.parent, dst_dir_fd=resolved.parent)
 
-    def discard(self, spot: ResolvedPath, draft: bytes) -> None:
+    def discard(self, resolved: ResolvedPath, draft: bytes) -> None:
         """`discard`: remove the draft, if it exists."""
-        self._reach("discard", spot.path)
+        self._reach("discard", resolved.path)
         self._staged.pop(draft, None)
         self._announced.pop(draft, None)
-        self._remove(spot, draft)
+        self._remove(resolved, draft)
 
-    def drop_original(self, spot: ResolvedPath, draft: bytes) -> None:
+    def drop_original(self, resolved: ResolvedPath, draft: bytes) -> None:
         """`discard`: remove an original that was exchanged or set aside, as soon as a power cut can destroy only bytes
         that are in the store or were at the path before.
         """
-        self._reach("discard", spot.path)
+        self._reach("discard", resolved.path)
         is_protected, original = draft in self._announced, self._announced.pop(draft, None)
-        if original is not None and self.originals is not None and self._take(spot, original):
+        if original is not None and self.originals is not None and self._take(resolved, original):
             return
         if is_protected:
             with suppress(FileNotFoundError):
-                self.sync_file(spot)
+                self.sync_file(resolved)
             self.sync_preimages()
-        is_ordered = self.durability != "power" or kernel.keeps_order(spot.parent)
+        is_ordered = self.durability != "power" or kernel.keeps_order(resolved.parent)
         if not is_ordered:
-            self.sync_dir(spot)
-        self._remove(spot, draft)
+            self.sync_dir(resolved)
+        self._remove(resolved, draft)
         if not is_ordered:
             # Otherwise the disk may still have one of its names when the next new file gets its inode.
-            self.sync_dir(spot)
+            self.sync_dir(resolved)
 
-    def _announce(self, spot: ResolvedPath, draft: bytes, folder: int | None, new: NewFile) -> bool:
+    def _announce(self, resolved: ResolvedPath, draft: bytes, folder: int | None, new: NewFile) -> bool:
         """Announce an original.
 
         False: it cannot be moved to the originals directory. `folder`: the number of its directory.
         """
         originals = self.originals
-        if originals is None or os.fstat(spot.parent).st_dev != originals.device():
+        if originals is None or os.fstat(resolved.parent).st_dev != originals.device():
             return False
-        if self.capture.any and self.capture.withheld(spot.path) is not None:
+        if self.capture.any and self.capture.withheld(resolved.path) is not None:
             # Its bytes may not be in the state directory, not even for seconds.
             return False
         if folder is None:
-            folder = originals.register_folder(kernel.real_path_of(spot.parent))
-        original = originals.announce(folder, draft, spot.name, new)
+            folder = originals.register_folder(kernel.real_path_of(resolved.parent))
+        original = originals.announce(folder, draft, resolved.name, new)
         if original is not None:
             self._announced[draft] = original
         return original is not None
 
-    def _take(self, spot: ResolvedPath, original: Original) -> bool:
-        """Move an original. False: it is on another mount, which cannot be known before."""
+    def _take(self, resolved: ResolvedPath, original: Original) -> bool:
+        """Move an original. False: it is on another mount; only the move itself shows that."""
         assert self.originals is not None
         try:
-            self.originals.move_in(spot.parent, original)
+            self.originals.move_in(resolved.parent, original)
         except OSError as error:
             if error.errno not in (errno.EXDEV, errno.ENOENT):
                 raise
             return False
         return True
 
-    def put_original_back(self, spot: ResolvedPath, folder: int, name: bytes) -> None:
-        """`put_original_back`: one rename out of another open directory, over whatever is at the spot."""
-        self._reach("put_original_back", spot.path)
-        os.rename(name, spot.name, src_dir_fd=folder, dst_dir_fd=spot.parent)
+    def put_original_back(self, resolved: ResolvedPath, folder: int, name: bytes) -> None:
+        """`put_original_back`: one rename out of another open directory; it replaces the file at the path."""
+        self._reach("put_original_back", resolved.path)
+        os.rename(name, resolved.name, src_dir_fd=folder, dst_dir_fd=resolved.parent)
 
-    def _sync_draft(self, spot: ResolvedPath, draft: bytes) -> None:
-        self._reach("sync.draft", spot.path)
-        handle = os.open(draft, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=spot.parent)
+    def _sync_draft(self, resolved: ResolvedPath, draft: bytes) -> None:
+        self._reach("sync.draft", resolved.path)
+        handle = os.open(draft, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=resolved.parent)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
 
-    def _remove(self, spot: ResolvedPath, draft: bytes) -> None:
+    def _remove(self, resolved: ResolvedPath, draft: bytes) -> None:
         with suppress(FileNotFoundError):
             try:
-                os.unlink(draft, dir_fd=spot.parent)
+                os.unlink(draft, dir_fd=resolved.parent)
             except (IsADirectoryError, PermissionError):
-                os.rmdir(draft, dir_fd=spot.parent)
+                os.rmdir(draft, dir_fd=resolved.parent)
 
-    def settled(self, spot: ResolvedPath, draft: bytes) -> bool | None:
+    def settled(self, resolved: ResolvedPath, draft: bytes) -> bool | None:
         """Whether no process still writes into the file that was set aside. None: this system cannot tell."""
         try:
-            handle = os.open(draft, OPEN_FILE, dir_fd=spot.parent)
+            handle = os.open(draft, OPEN_FILE, dir_fd=resolved.parent)
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EACCES):
                 raise
@@ -579,34 +581,34 @@ class HostDisk:
         finally:
             os.close(handle)
 
-    def make_dir(self, spot: ResolvedPath, mode: int) -> None:
+    def make_dir(self, resolved: ResolvedPath, mode: int) -> None:
         """`make_dir`"""
-        self._reach("make_dir", spot.path)
-        os.mkdir(spot.name, 0o700, dir_fd=spot.parent)
-        handle = os.open(spot.name, OPEN_DIRECTORY, dir_fd=spot.parent)
+        self._reach("make_dir", resolved.path)
+        os.mkdir(resolved.name, 0o700, dir_fd=resolved.parent)
+        handle = os.open(resolved.name, OPEN_DIRECTORY, dir_fd=resolved.parent)
         try:
             os.fchmod(handle, mode)
         finally:
             os.close(handle)
 
-    def remove_dir(self, spot: ResolvedPath) -> None:
+    def remove_dir(self, resolved: ResolvedPath) -> None:
         """`remove_dir`: an empty one (else OSError ENOTEMPTY)."""
-        self._reach("remove_dir", spot.path)
-        os.rmdir(spot.name, dir_fd=spot.parent)
+        self._reach("remove_dir", resolved.path)
+        os.rmdir(resolved.name, dir_fd=resolved.parent)
 
-    def write_in_place(self, spot: ResolvedPath, content: Content, *, end_from: int | None = None) -> bytes:
+    def write_in_place(self, resolved: ResolvedPath, content: Content, *, end_from: int | None = None) -> bytes:
         """`in_place.open`, `in_place.half`, `in_place.write`: write other bytes into the same inode.
 
         `end_from`: bytes that another process has written from that offset on stay at the end of the file, and are
         returned.
         """
         self.sync_preimages()
-        self._reach("in_place.open", spot.path)
+        self._reach("in_place.open", resolved.path)
         access = os.O_WRONLY if end_from is None else os.O_RDWR
-        handle = os.open(spot.name, access | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=spot.parent)
+        handle = os.open(resolved.name, access | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=resolved.parent)
         try:
             end = b"" if end_from is None else _read_from(handle, end_from)
-            self._write(handle, content, spot, half="in_place.half")
+            self._write(handle, content, resolved, half="in_place.half")
             size = len(content)
             if end_from is not None:
                 _write_all(handle, end)
@@ -614,29 +616,29 @@ class HostDisk:
                 end += (more := _read_from(handle, late))
                 _write_all(handle, more)
             os.ftruncate(handle, size + len(end))
-            self._reach("in_place.write", spot.path)
+            self._reach("in_place.write", resolved.path)
             os.fsync(handle)
             return end
         finally:
             os.close(handle)
 
-    def _write(self, handle: int, content: Content, spot: ResolvedPath, *, half: str) -> None:
+    def _write(self, handle: int, content: Content, resolved: ResolvedPath, *, half: str) -> None:
         middle = len(content) // 2
         pieces = [content[:middle], content[middle:]] if isinstance(content, bytes) else content
         for count, piece in enumerate(pieces):
             if count == 1:
-                self._reach(half, spot.path)
+                self._reach(half, resolved.path)
             _write_all(handle, piece)
 
-    def set_metadata(self, spot: ResolvedPath, entry: FileEntry | DirEntry) -> None:
-        """`metadata`: mode and extended attributes of what is at the spot."""
-        self._reach("metadata", spot.path)
+    def set_metadata(self, resolved: ResolvedPath, entry: FileEntry | DirEntry) -> None:
+        """`metadata`: mode and extended attributes of a file or directory."""
+        self._reach("metadata", resolved.path)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
-            handle = os.open(spot.name, flags, dir_fd=spot.parent)
+            handle = os.open(resolved.name, flags, dir_fd=resolved.parent)
         except PermissionError:
             # The owner may set the mode of a file by its name even without permission to read it.
-            os.chmod(spot.name, entry.mode, dir_fd=spot.parent)
+            os.chmod(resolved.name, entry.mode, dir_fd=resolved.parent)
             return
         try:
             write_xattrs(handle, entry.xattrs, replace=True)
@@ -644,30 +646,30 @@ class HostDisk:
         finally:
             os.close(handle)
 
-    def set_mtime(self, spot: ResolvedPath, mtime_ns: int) -> None:
+    def set_mtime(self, resolved: ResolvedPath, mtime_ns: int) -> None:
         """`mtime`"""
-        self._reach("mtime", spot.path)
-        access = os.stat(spot.name, dir_fd=spot.parent, follow_symlinks=False).st_atime_ns
-        os.utime(spot.name, ns=(access, mtime_ns), dir_fd=spot.parent, follow_symlinks=False)
+        self._reach("mtime", resolved.path)
+        access = os.stat(resolved.name, dir_fd=resolved.parent, follow_symlinks=False).st_atime_ns
+        os.utime(resolved.name, ns=(access, mtime_ns), dir_fd=resolved.parent, follow_symlinks=False)
 
-    def sync_file(self, spot: ResolvedPath) -> None:
+    def sync_file(self, resolved: ResolvedPath) -> None:
         """`sync.file`: its bytes survive a power cut. An error here is never retried: the handle lies afterwards."""
-        self._reach("sync.file", spot.path)
+        self._reach("sync.file", resolved.path)
         try:
-            handle = os.open(spot.name, OPEN_FILE, dir_fd=spot.parent)
+            handle = os.open(resolved.name, OPEN_FILE, dir_fd=resolved.parent)
         except PermissionError:
             # The owner may not read the file, so sync its whole file system.
-            sync_file_system(spot.parent)
+            sync_file_system(resolved.parent)
             return
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
 
-    def sync_dir(self, spot: ResolvedPath) -> None:
+    def sync_dir(self, resolved: ResolvedPath) -> None:
         """`sync.dir`: the names in its directory survive a power cut."""
-        self._reach("sync.dir", spot.path)
-        os.fsync(spot.parent)
+        self._reach("sync.dir", resolved.path)
+        os.fsync(resolved.parent)
 
 
 def _nothing() -> None:

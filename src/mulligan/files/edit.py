@@ -96,7 +96,9 @@ def _require_one(text: str, old: str, spans: Sequence[Span], *, replace_all: boo
     if not spans:
         message = "old_string is not in the file, not even with other white space, quotes or dashes. Read it again."
         if is_blank(old):
-            message = "old_string is not in the file; white space alone, line endings too, is found only as it is."
+            message = (
+                "old_string is not in the file. If it is only white space, it must match exactly, line endings too."
+            )
         raise Refused("not_found", "edit_target_not_found", message, replacements=0, applied=False)
     if len(spans) > 1 and not replace_all:
         message = (

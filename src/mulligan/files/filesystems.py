@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Literal, Protocol, Self, runtime_checkable
 from uuid import UUID
 
-from mulligan.files.copy import Bodies, FolderListing, Pack, Tree, Trees, files_below, tree_from_bytes, tree_to_bytes
+from mulligan.files.copy import Bodies, FolderBodies, Pack, Tree, Trees, files_below, tree_from_bytes, tree_to_bytes
 from mulligan.files.disk import DRAFT_PREFIX, HostDisk, Image, Steps
 from mulligan.files.replace import FoundEntry, HardLinks, Replacement, TargetEntry, creation_mode, staying_that_file
 from mulligan.files.resolve import ResolvedPath
@@ -41,6 +41,7 @@ from mulligan.values.paths import (
     RepoPath,
     ancestors_of,
     is_below,
+    is_within,
     join,
     name_of,
     parent_of,
@@ -94,7 +95,7 @@ class FileEntryShown:
 
 @dataclass(slots=True, frozen=True)
 class FilesystemSnapshot:
-    """The files below a root at one moment. Two with the same `commit_ref` hold the same files, times aside."""
+    """The files below a root at one moment. Two with the same `commit_ref` have the same files, apart from times."""
 
     snapshot_id: UUID
     created_at: datetime
@@ -109,7 +110,7 @@ class Filesystem(Protocol):
     """The file operations that tools need."""
 
     def read(self, path: str, *, offset: int = 0, limit: int | None = None, encoding: str = "utf-8") -> ReadResult:
-        """Lines of a text, from `offset` on. Raises FileNotFoundError, ValueError if it is no text."""
+        """Read lines of a text, from `offset` on. Raises FileNotFoundError, and ValueError if it is not text."""
         ...
 
     def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> ReadBytesResult:
@@ -119,17 +120,17 @@ class Filesystem(Protocol):
     def write(
         self, path: str, content: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
-        """The text, as UTF-8 and whole: instead of what is there, at its end, or only if nothing is there."""
+        """Write a text as UTF-8: replace the file, `append` to it, or `create` it if the path is free."""
         ...
 
     def write_bytes(
         self, path: str, content: bytes, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
-        """The same for bytes. Raises FileExistsError in the mode `create`."""
+        """The same for bytes. In the mode `create`, raises FileExistsError if the path exists."""
         ...
 
     def delete(self, path: str, *, recursive: bool = False) -> None:
-        """A file, a link or an empty directory; one with something in it only if `recursive`."""
+        """Delete a file, a link or an empty directory; with `recursive`, also a directory that is not empty."""
         ...
 
     def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
@@ -137,11 +138,11 @@ class Filesystem(Protocol):
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether anything is there."""
+        """Whether the path exists."""
         ...
 
     def list(self, path: str = ".") -> tuple[FileEntryShown, ...]:
-        """What is in a directory, sorted by name. Raises FileNotFoundError, NotADirectoryError."""
+        """The entries of a directory, sorted by name. Raises FileNotFoundError, NotADirectoryError."""
         ...
 
     def glob(self, pattern: str, path: str = ".") -> tuple[str, ...]:
@@ -163,7 +164,7 @@ class SnapshotableFilesystem(Filesystem, Protocol):
 
 
 def repo_path(path: str) -> RepoPath:
-    """A path inside the root. Raises PermissionError for one that leads out, ValueError for one that means nothing."""
+    """A path inside the root. Raises PermissionError for one that leads out, ValueError for an invalid one."""
     try:
         return parse_repo_path(path)
     except MulliganError as error:
@@ -172,11 +173,11 @@ def repo_path(path: str) -> RepoPath:
 
 
 class PlainFilesystem(ABC):
-    """The protocol, implemented with a handful of steps on parsed paths."""
+    """Implements the protocol. Subclasses implement a few steps on parsed paths."""
 
     @abstractmethod
     def _kind(self, path: RepoPath) -> FileKind | None:
-        """What is there; None for nothing. A link is what it leads to."""
+        """The kind of a path; None if it does not exist. A link has the kind of its target."""
 
     @abstractmethod
     def _load(self, path: RepoPath) -> bytes:
@@ -184,7 +185,7 @@ class PlainFilesystem(ABC):
 
     @abstractmethod
     def _put(self, path: RepoPath, content: bytes) -> None:
-        """Write a file whole or not at all. Its directory exists."""
+        """Write a file, all of it or nothing. Its directory exists."""
 
     @abstractmethod
     def _make_dir(self, path: RepoPath) -> None:
@@ -233,15 +234,15 @@ class PlainFilesystem(ABC):
     def write(
         self, path: str, content: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
-        """The text, as UTF-8 and whole. `create` never replaces, `append` adds to what is there."""
+        """Write a text as UTF-8. `create` never replaces a file, `append` adds to it."""
         return self.write_bytes(path, content.encode("utf-8"), mode=mode, create_parents=create_parents)
 
     def write_bytes(
         self, path: str, content: bytes, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
-        """The whole of it or nothing, in one step. `create` never replaces, `append` adds to what is there."""
+        """Write all bytes in one step, or nothing. `create` never replaces a file, `append` adds to it."""
         if mode not in ("create", "overwrite", "append"):
-            raise ValueError(f"There is no mode {mode!r}; there are create, overwrite and append.")
+            raise ValueError(f"There is no mode {mode!r}; use create, overwrite or append.")
         found = repo_path(path)
         check_call_open()
         with self._changing():
@@ -249,7 +250,7 @@ class PlainFilesystem(ABC):
             if found == ROOT or kind == "dir":
                 raise IsADirectoryError(f"{path} is a directory.")
             if kind is not None and mode == "create":
-                raise FileExistsError(f"{path} is there already.")
+                raise FileExistsError(f"{path} exists already.")
             self._make_parents(found, create=create_parents)
             before = self._load(found) if mode == "append" and kind is not None else b""
             self._put(found, before + content)
@@ -274,7 +275,7 @@ class PlainFilesystem(ABC):
         found = repo_path(path)
         kind = ROOT if found == ROOT else self._kind(found)
         if kind == "file" or (kind is not None and not exist_ok):
-            raise FileExistsError(f"{path} is there already.")
+            raise FileExistsError(f"{path} exists already.")
         if kind is None:
             check_call_open()
             self._make_parents(found, create=parents)
@@ -287,11 +288,11 @@ class PlainFilesystem(ABC):
         """
         found = repo_path(path)
         if found == ROOT:
-            raise PermissionError("The root itself is not deleted.")
+            raise PermissionError("The root itself cannot be deleted.")
         if not self._is_there(found):
             raise FileNotFoundError(f"{path} does not exist.")
         if not recursive and not self._is_link(found) and self._kind(found) == "dir" and self._names(found):
-            raise IsADirectoryError(f"{path} is a directory with something in it.")
+            raise IsADirectoryError(f"{path} is a directory that is not empty; set recursive to delete it.")
         check_call_open()
         self._remove(found)
 
@@ -307,7 +308,7 @@ class PlainFilesystem(ABC):
         return found == ROOT or self._kind(found) is not None
 
     def list(self, path: str = ".") -> tuple[FileEntryShown, ...]:
-        """What is in a directory, sorted by name. Raises FileNotFoundError, NotADirectoryError."""
+        """The entries of a directory, sorted by name. Raises FileNotFoundError, NotADirectoryError."""
         base = repo_path(path)
         kind: str | None = "dir" if base == ROOT else self._kind(base)
         if kind is None:
@@ -333,15 +334,15 @@ class PlainFilesystem(ABC):
 
 def _check_window(offset: int, limit: int | None) -> None:
     if offset < 0 or (limit is not None and limit < 0):
-        raise ValueError("offset and limit are not negative.")
+        raise ValueError("offset and limit must not be negative.")
 
 
 class HostFilesystem(PlainFilesystem):
     """A folder on disk. Safe to use from many threads.
 
-    A snapshot keeps the bytes of every file in `bodies`: by default a file without a name that is gone with the
-    process. Give a folder outside the root to restore in a later process what an earlier one has written down as
-    JSON; it grows until you delete it. Later snapshots read only what has changed.
+    A snapshot stores the bytes of every file in `bodies`: by default in an unnamed file, which disappears with the
+    process. If you pass a folder outside the root, a later process can restore the snapshots that this one saved as
+    JSON; the folder grows until you delete it. Each snapshot reads only files that have changed since the last one.
     """
 
     def __init__(
@@ -354,22 +355,22 @@ class HostFilesystem(PlainFilesystem):
     ) -> None:
         self._disk = HostDisk(os.fspath(_root), steps=steps)
         self._end = weakref.finalize(self, self._disk.close)
-        self._bodies = self._kept_in(bodies)
+        self._bodies = self._bodies_in(bodies)
         self._clock = clock or SystemClock()
         self._ids = SystemIds()
         self._trees = Trees(self._disk.root.handle, self._bodies, self._clock)
         self._lock = shared_lock()
-        self._taken: tuple[Tree, str, str] | None = None
+        self._last_snapshot: tuple[Tree, str, str] | None = None
         self._drafts = 0
         self._unfinished: dict[bytes, tuple[RepoPath, Entry]] = {}
 
-    def _kept_in(self, given: Bodies | str | os.PathLike[str] | None) -> Bodies:
+    def _bodies_in(self, given: Bodies | str | os.PathLike[str] | None) -> Bodies:
         if not isinstance(given, str | os.PathLike):
             return Pack() if given is None else given
         place = os.path.realpath(given)
         if os.path.commonpath([place, self.root]) == self.root:
             raise fault("store_inside_workspace", f"{place} is below {self.root}: snapshots would hold each other.")
-        return FolderListing(place)
+        return FolderBodies(place)
 
     @property
     def root(self) -> str:
@@ -392,10 +393,10 @@ class HostFilesystem(PlainFilesystem):
         """Every file below the root as it is now, ignored ones too."""
         with self._lock:
             tree = self._trees.look()
-            if self._taken is None or self._taken[0] != tree:
+            if self._last_snapshot is None or self._last_snapshot[0] != tree:
                 manifest = self._bodies.store(tree_to_bytes(tree))
-                self._taken = (tree, digest_of(tree_to_bytes(tree, times=False)), manifest)
-            _, ref, kept = self._taken
+                self._last_snapshot = (tree, digest_of(tree_to_bytes(tree, times=False)), manifest)
+            _, ref, kept = self._last_snapshot
         return FilesystemSnapshot(UUID(self._ids.new()), self._clock.now(), ref, self.root, tag, kept)
 
     def check_restore(self, snapshot: object) -> None:
@@ -421,7 +422,7 @@ class HostFilesystem(PlainFilesystem):
         """Restore every path below the root, and remove others; or, if that fails, leave everything as it is now."""
         self.check_restore(snapshot)
         with self._lock:
-            self._tidy_unfinished()
+            self._clean_up_unfinished()
             wanted, now = self._tree_of(snapshot), self._trees.look()
             moves = list(_moves(now, wanted))
             try:
@@ -429,10 +430,10 @@ class HostFilesystem(PlainFilesystem):
                 with self._all_or_none(now) as done:
                     for path, target in moves:
                         done.append(path)
-                        self._swap(path, now.get(path) or ABSENT, target, links)
-                    self._settle_times(done, wanted)
+                        self._replace(path, now.get(path) or ABSENT, target, links)
+                    self._restore_directory_times(done, wanted)
             except (OSError, Refused) as error:
-                raise RestoreFailedError(f"The files of {self.root} could not be put back: {error}") from error
+                raise RestoreFailedError(f"Mulligan could not restore the files of {self.root}: {error}") from error
 
     @contextmanager
     def _all_or_none(self, now: Tree) -> Iterator[list[RepoPath]]:
@@ -442,93 +443,96 @@ class HostFilesystem(PlainFilesystem):
             yield done
             finished = True
         finally:
-            stuck = [] if finished else [path for path in reversed(done) if not self._returned(path, now)]
+            stuck = [] if finished else [path for path in reversed(done) if not self._put_back(path, now)]
             if stuck:
-                raise RestoreFailedError(f"Neither restored nor as they were: {', '.join(stuck)}.", paths=stuck)
+                message = f"Mulligan changed these paths and could not set them back: {', '.join(stuck)}."
+                raise RestoreFailedError(message, paths=stuck)
 
-    def _returned(self, path: RepoPath, now: Tree) -> bool:
+    def _put_back(self, path: RepoPath, now: Tree) -> bool:
         try:
-            self._swap(path, self._entry(path), now.get(path) or ABSENT, HardLinks(self._disk, {}))
+            self._replace(path, self._entry(path), now.get(path) or ABSENT, HardLinks(self._disk, {}))
         except (OSError, Refused):
             return False
         return True
 
-    def _settle_times(self, done: list[RepoPath], wanted: Tree) -> None:
+    def _restore_directory_times(self, done: list[RepoPath], wanted: Tree) -> None:
         """Restore the times of directories, which change when files in them are restored."""
         touched = {parent for path in done for parent in ancestors_of(path)} | set(done)
         for path in sorted(touched, key=path_bytes, reverse=True):
             entry = wanted.get(path)
             if isinstance(entry, DirEntry):
-                with self._disk.resolve_exactly(path) as spot:
-                    self._disk.set_mtime(spot, entry.mtime_ns)
+                with self._disk.resolve_exactly(path) as resolved:
+                    self._disk.set_mtime(resolved, entry.mtime_ns)
 
     def _entry(self, path: RepoPath) -> Entry:
-        with self._disk.resolve_exactly(path) as spot:
-            return self._disk.image(spot).entry
+        with self._disk.resolve_exactly(path) as resolved:
+            return self._disk.image(resolved).entry
 
     def _links(self, moves: Sequence[tuple[RepoPath, Entry]], now: Tree, wanted: Tree) -> HardLinks:
         """The hard links of changed files, with the names that change with them."""
         linked = {path: image for path, _ in moves if (image := self._linked_image(path)) is not None}
         if linked:
             linked |= {path: image for path in now if (image := self._linked_image(path)) is not None}
-        aims = {path: (image, staying_that_file(wanted.get(path) or ABSENT, image)) for path, image in linked.items()}
-        return HardLinks(self._disk, aims)
+        targets = {
+            path: (image, staying_that_file(wanted.get(path) or ABSENT, image)) for path, image in linked.items()
+        }
+        return HardLinks(self._disk, targets)
 
     def _linked_image(self, path: RepoPath) -> Image | None:
         """The image of a file with several names; None for anything else."""
         try:
-            with self._disk.resolve_exactly(path) as spot:
-                status = os.stat(spot.name, dir_fd=spot.parent, follow_symlinks=False)
+            with self._disk.resolve_exactly(path) as resolved:
+                status = os.stat(resolved.name, dir_fd=resolved.parent, follow_symlinks=False)
                 several = stat.S_ISREG(status.st_mode) and status.st_nlink > 1
-                return self._disk.image(spot, kept=False) if several else None
+                return self._disk.image(resolved, kept=False) if several else None
         except (FileNotFoundError, NotADirectoryError, Refused):
             return None
 
-    def _swap(self, path: RepoPath, now: Entry, target: Entry, links: HardLinks) -> None:
+    def _replace(self, path: RepoPath, now: Entry, target: Entry, links: HardLinks) -> None:
         if same_state(now, target):
             return
         content = self._bodies.read(target.digest) if isinstance(target, FileEntry) else None
-        with self._disk.resolve_exactly(path) as spot:
-            self._place(spot, now, TargetEntry(target, content), links)
+        with self._disk.resolve_exactly(path) as resolved:
+            self._place(resolved, now, TargetEntry(target, content), links)
 
-    def _place(self, spot: ResolvedPath, now: Entry, wanted: TargetEntry, links: HardLinks) -> None:
-        draft, finished, inside = self._draft(), False, links.inside(spot.path)
-        with links.same_file(spot.path) as same_as:
+    def _place(self, resolved: ResolvedPath, now: Entry, wanted: TargetEntry, links: HardLinks) -> None:
+        draft, finished, inside = self._draft(), False, links.inside(resolved.path)
+        with links.same_file(resolved.path) as same_as:
             swap = Replacement(
-                self._disk, spot, draft, now, wanted, self._rescue, insist=True, inside=inside, same_as=same_as
+                self._disk, resolved, draft, now, wanted, self._rescue, insist=True, inside=inside, same_as=same_as
             )
-            self._unfinished[draft] = (spot.path, now)
+            self._unfinished[draft] = (resolved.path, now)
             try:
                 found = swap.run()
                 finished = True
             finally:
                 if not finished:
-                    self._tidy(spot, draft, now)
+                    self._clean_up(resolved, draft, now)
                 self._unfinished.pop(draft, None)
         if isinstance(found, FoundEntry):
-            raise FileExistsError(f"{spot.path} was changed by another process meanwhile.")
-        links.was_placed(spot.path)
+            raise FileExistsError(f"{resolved.path} was changed by another process meanwhile.")
+        links.was_placed(resolved.path)
 
-    def _tidy(self, spot: ResolvedPath, draft: bytes, before: Entry) -> None:
+    def _clean_up(self, resolved: ResolvedPath, draft: bytes, before: Entry) -> None:
         """Clean up after a failed step.
 
         A displaced file gets its path back if that is free. Other drafts are our own, or their bytes are stored.
         """
-        aside = self._disk.image(spot, draft=draft)
+        aside = self._disk.image(resolved, draft=draft)
         if aside.holds(ABSENT):
             return
         if aside.holds(before):
             with suppress(OSError):
-                self._disk.place(spot, draft)
+                self._disk.place(resolved, draft)
                 return
         self._rescue(aside)
-        self._disk.discard(spot, draft)
+        self._disk.discard(resolved, draft)
 
-    def _tidy_unfinished(self) -> None:
+    def _clean_up_unfinished(self) -> None:
         """Clean up what a second interrupt left while the first was cleaned up."""
         for draft, (path, before) in list(self._unfinished.items()):
-            with suppress(FileNotFoundError, NotADirectoryError, Refused), self._disk.resolve_exactly(path) as spot:
-                self._tidy(spot, draft, before)
+            with suppress(FileNotFoundError, NotADirectoryError, Refused), self._disk.resolve_exactly(path) as resolved:
+                self._clean_up(resolved, draft, before)
             self._unfinished.pop(draft, None)
 
     def _rescue(self, theirs: Image) -> None:
@@ -546,73 +550,73 @@ class HostFilesystem(PlainFilesystem):
 
     def _kind(self, path: RepoPath) -> FileKind | None:
         try:
-            with self._spot(path) as spot:
-                mode = os.stat(spot.name, dir_fd=spot.parent, follow_symlinks=False).st_mode
+            with self._resolved(path) as resolved:
+                mode = os.stat(resolved.name, dir_fd=resolved.parent, follow_symlinks=False).st_mode
         except (FileNotFoundError, NotADirectoryError):
             return None
         return "dir" if stat.S_ISDIR(mode) else "file"
 
     @contextmanager
-    def _spot(self, path: RepoPath, *, final: bool = True) -> Iterator[ResolvedPath]:
+    def _resolved(self, path: RepoPath, *, final: bool = True) -> Iterator[ResolvedPath]:
         """Resolve a path and follow links inside the root. Raises PermissionError for one that leads out."""
         try:
-            spot = self._disk.resolve(path, final=final)
+            resolved = self._disk.resolve(path, final=final)
         except Refused as refused:
             raise PermissionError(refused.message) from None
-        with spot:
-            yield spot
+        with resolved:
+            yield resolved
 
     def _load(self, path: RepoPath) -> bytes:
-        with self._spot(path) as spot:
-            image = self._disk.image(spot)
+        with self._resolved(path) as resolved:
+            image = self._disk.image(resolved)
         if image.content is None:
             raise OSError(f"{path} is a device, FIFO or socket.")
         return image.data
 
     def _put(self, path: RepoPath, content: bytes) -> None:
-        with self._spot(path) as spot:
-            image = self._disk.image(spot)
+        with self._resolved(path) as resolved:
+            image = self._disk.image(resolved)
             now = image.entry
             mode = now.mode if isinstance(now, FileEntry) else creation_mode(0o666)
             xattrs = now.xattrs if isinstance(now, FileEntry) else ()
             entry = FileEntry(digest_of(content), len(content), mode, 0, xattrs, now.link_group)
-            links = HardLinks(self._disk, {spot.path: (image, entry)})
-            self._place(spot, now, TargetEntry(entry, content), links)
-            for name in links.followers(spot.path):
-                self._follow(name, now, TargetEntry(entry, content), spot)
+            links = HardLinks(self._disk, {resolved.path: (image, entry)})
+            self._place(resolved, now, TargetEntry(entry, content), links)
+            for name in links.followers(resolved.path):
+                self._follow(name, now, TargetEntry(entry, content), resolved)
 
     def _follow(self, name: RepoPath, before: Entry, wanted: TargetEntry, placed: ResolvedPath) -> None:
         """After a file was replaced by a new one, make another name of the old file a name of the new one."""
-        with self._disk.resolve_exactly(name) as spot:
-            if self._disk.image(spot, kept=False).holds(before):
-                Replacement(self._disk, spot, self._draft(), before, wanted, self._rescue, same_as=placed).run()
+        with self._disk.resolve_exactly(name) as resolved:
+            if self._disk.image(resolved, kept=False).holds(before):
+                Replacement(self._disk, resolved, self._draft(), before, wanted, self._rescue, same_as=placed).run()
 
     def _make_dir(self, path: RepoPath) -> None:
-        with self._spot(path) as spot:
-            self._disk.make_dir(spot, creation_mode(0o777))
+        with self._resolved(path) as resolved:
+            self._disk.make_dir(resolved, creation_mode(0o777))
 
     def _remove(self, path: RepoPath) -> None:
-        with self._lock, self._spot(path, final=False) as spot:
-            entry = self._disk.image(spot).entry
+        with self._lock, self._resolved(path, final=False) as resolved:
+            entry = self._disk.image(resolved).entry
             if isinstance(entry, DirEntry):
-                for name in self._disk.children(spot):
+                for name in self._disk.children(resolved):
                     self._remove(join(path, name.decode("utf-8", "surrogateescape")))
-            self._place(spot, entry, TargetEntry(ABSENT), HardLinks(self._disk, {}))
+            self._place(resolved, entry, TargetEntry(ABSENT), HardLinks(self._disk, {}))
 
     def _is_there(self, path: RepoPath) -> bool:
         try:
-            with self._spot(path, final=False) as spot:
-                return self._disk.image(spot).entry != ABSENT
+            with self._resolved(path, final=False) as resolved:
+                return self._disk.image(resolved).entry != ABSENT
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def _is_link(self, path: RepoPath) -> bool:
-        with self._spot(path, final=False) as spot:
-            return stat.S_ISLNK(os.stat(spot.name, dir_fd=spot.parent, follow_symlinks=False).st_mode)
+        with self._resolved(path, final=False) as resolved:
+            return stat.S_ISLNK(os.stat(resolved.name, dir_fd=resolved.parent, follow_symlinks=False).st_mode)
 
     def _names(self, path: RepoPath) -> list[str]:
-        with self._spot(path) as spot:
-            return [name.decode("utf-8", "surrogateescape") for name in self._disk.children(spot)]
+        with self._resolved(path) as resolved:
+            return [name.decode("utf-8", "surrogateescape") for name in self._disk.children(resolved)]
 
     def _files_below(self, base: RepoPath) -> list[RepoPath]:
         found = files_below(self._disk.root.handle, path_bytes(base))
@@ -686,7 +690,7 @@ class InMemoryFilesystem(PlainFilesystem):
     def check_restore(self, snapshot: object) -> None:
         """Raises SnapshotMismatchError for the snapshot of a file system of another kind."""
         if not isinstance(snapshot, MemorySnapshot):
-            raise SnapshotMismatchError(f"Files in memory are not restored from a {type(snapshot).__name__}.")
+            raise SnapshotMismatchError(f"Files in memory cannot be restored from a {type(snapshot).__name__}.")
         if _FORM.match(snapshot.commit_ref) is None:
             raise SnapshotMismatchError(f"{snapshot.commit_ref!r} names no files in memory.")
 
@@ -718,9 +722,9 @@ class InMemoryFilesystem(PlainFilesystem):
     def _remove(self, path: RepoPath) -> None:
         with self._lock:
             self._unshare()
-            for one in [one for one in self._files if one == path or is_below(RepoPath(one), path)]:
+            for one in [one for one in self._files if is_within(RepoPath(one), path)]:
                 self._forget(one)
-            gone = {one for one in self._directories if one == path or is_below(RepoPath(one), path)}
+            gone = {one for one in self._directories if is_within(RepoPath(one), path)}
             self._directories -= gone
             self._sum = (self._sum - sum(_weight(one, None) for one in gone)) % _WHOLE
 

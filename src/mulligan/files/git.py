@@ -402,14 +402,23 @@ class _Entry:
 
 def have_same_entries(one: bytes, other: bytes) -> bool:
     """Whether both are indexes with the same entries. An unreadable index equals none."""
-    found = _parsed_index(one)
-    return found is not None and found == _parsed_index(other)
+    found = summary_of(one)
+    return found is not None and found == summary_of(other)
 
 
 def summary_of(data: bytes) -> bytes | None:
-    """A summary that is equal for two indexes with the same entries. None for an unreadable index."""
-    found = _parsed_index(data)
-    return None if found is None else b"\n".join(map(_summary, found))
+    """A summary that is equal for two indexes with the same entries. None for an unreadable index.
+
+    The ids of an index are as long as the checksum at its end.
+    """
+    for algorithm, oid_size in _SUMS:
+        summed = new_hash(algorithm, data[:-oid_size], usedforsecurity=False).digest()
+        try:
+            if data[-oid_size:] in (summed, bytes(oid_size)):
+                return b"\n".join(map(_summary, _parts(data, oid_size)))
+        except (error, ValueError, IndexError):
+            continue
+    return None
 
 
 def _summary(part: object) -> bytes:
@@ -417,18 +426,6 @@ def _summary(part: object) -> bytes:
         return b"%o %s %x %x %s" % (part.mode, part.oid.hex().encode(), *part.marks, part.path.hex().encode())
     assert isinstance(part, tuple)
     return b" ".join(one.hex().encode() for one in part)
-
-
-def _parsed_index(data: bytes) -> list[object] | None:
-    """The entries and extensions of an index, or None. Its ids are as long as the checksum at its end."""
-    for algorithm, oid_size in _SUMS:
-        summed = new_hash(algorithm, data[:-oid_size], usedforsecurity=False).digest()
-        try:
-            if data[-oid_size:] in (summed, bytes(oid_size)):
-                return list(_parts(data, oid_size))
-        except (error, ValueError, IndexError):
-            continue
-    return None
 
 
 def _parts(data: bytes, oid_size: int) -> Iterator[object]:

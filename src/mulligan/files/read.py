@@ -40,19 +40,19 @@ class Slice:
 
 
 @contextmanager
-def opened(spot: ResolvedPath) -> Iterator[int]:
+def opened(resolved: ResolvedPath) -> Iterator[int]:
     """A handle on a regular file.
 
     Refuses everything else without opening it: opening a FIFO wakes its writer, and opening a device may have any
     effect.
     """
     try:
-        _require_regular(os.stat(spot.name, dir_fd=spot.parent, follow_symlinks=False), spot.path)
-        handle = os.open(spot.name, OPEN_FILE, dir_fd=spot.parent)
+        _require_regular(os.stat(resolved.name, dir_fd=resolved.parent, follow_symlinks=False), resolved.path)
+        handle = os.open(resolved.name, OPEN_FILE, dir_fd=resolved.parent)
     except OSError as error:
-        raise refusal_of(error, spot.path) from None
+        raise refusal_of(error, resolved.path) from None
     try:
-        _require_regular(os.fstat(handle), spot.path)
+        _require_regular(os.fstat(handle), resolved.path)
         yield handle
     finally:
         os.close(handle)

@@ -88,7 +88,7 @@ class Replacement:
     """One replacement in progress: a path, a draft name beside it, the expected entry and the wanted one."""
 
     disk: Disk
-    spot: ResolvedPath
+    resolved: ResolvedPath
     draft: bytes
     expected: Entry
     wanted: TargetEntry
@@ -124,12 +124,12 @@ class Replacement:
 
     def _place_staged(self) -> Swapped | FoundEntry:
         try:
-            self.disk.place(self.spot, self.draft)
+            self.disk.place(self.resolved, self.draft)
         except FileExistsError:
             found = self._now()
             if self.insist and found.replaceable:
                 return self._exchange_staged()
-            self.disk.discard(self.spot, self.draft)
+            self.disk.discard(self.resolved, self.draft)
             return FoundEntry(found)
         return self._done()
 
@@ -138,26 +138,26 @@ class Replacement:
             found = self._now()
             return Swapped(ABSENT) if found.holds(ABSENT) else FoundEntry(found)
         try:
-            self.disk.set_aside(self.spot, self.draft)
+            self.disk.set_aside(self.resolved, self.draft)
         except FileNotFoundError:
             return FoundEntry(self._now())
         theirs = self._look_at_draft()
         if theirs is None:
-            self.disk.drop_original(self.spot, self.draft)
+            self.disk.drop_original(self.resolved, self.draft)
             return Swapped(ABSENT)
         theirs = self._rescued(theirs)
         if self.insist and theirs.replaceable:
-            self.disk.drop_original(self.spot, self.draft)
+            self.disk.drop_original(self.resolved, self.draft)
             return Swapped(ABSENT)
         return self._return_draft(theirs)
 
     def _return_draft(self, theirs: Image) -> FoundEntry:
         """Rename the displaced file back. If another process has created a new one, that stays; ours was rescued."""
         try:
-            self.disk.place(self.spot, self.draft)
+            self.disk.place(self.resolved, self.draft)
         except FileExistsError:
             if theirs.replaceable:
-                self.disk.discard(self.spot, self.draft)
+                self.disk.discard(self.resolved, self.draft)
             return FoundEntry(self._now())
         return FoundEntry(theirs)
 
@@ -188,22 +188,22 @@ class Replacement:
 
     def _exchange_staged(self) -> Swapped | FoundEntry:
         try:
-            self.disk.exchange(self.spot, self.draft)
+            self.disk.exchange(self.resolved, self.draft)
         except FileNotFoundError:
-            self.disk.discard(self.spot, self.draft)
+            self.disk.discard(self.resolved, self.draft)
             return FoundEntry(self._now())
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
-            self.disk.discard(self.spot, self.draft)
+            self.disk.discard(self.resolved, self.draft)
             return self._write_in_place()
         theirs = self._look_at_draft()
         if theirs is None:
-            self.disk.drop_original(self.spot, self.draft)
+            self.disk.drop_original(self.resolved, self.draft)
             return self._done()
         theirs = self._rescued(theirs)
         if self.insist and theirs.replaceable:
-            self.disk.drop_original(self.spot, self.draft)
+            self.disk.drop_original(self.resolved, self.draft)
             return self._done()
         return self._exchange_back(theirs)
 
@@ -215,7 +215,7 @@ class Replacement:
         held, below = theirs, self.wanted.entry
         for _ in range(_RETURNS_MAX):
             try:
-                self.disk.exchange(self.spot, self.draft)
+                self.disk.exchange(self.resolved, self.draft)
             except FileNotFoundError:
                 return self._return_draft(held)
             returned, held = held, self._draft_image()
@@ -224,7 +224,7 @@ class Replacement:
             held = self._rescued(held)
             below = returned.entry
         if held.replaceable:
-            self.disk.discard(self.spot, self.draft)
+            self.disk.discard(self.resolved, self.draft)
         return FoundEntry(self._now())
 
     def _look_at_draft(self) -> Image | None:
@@ -234,13 +234,13 @@ class Replacement:
 
     def _rescued(self, theirs: Image, *, draft: bool = True) -> Image:
         """Read and rescue the present content."""
-        found = with_bytes(self.disk, self.spot, theirs, draft=self.draft if draft else None)
+        found = with_bytes(self.disk, self.resolved, theirs, draft=self.draft if draft else None)
         self.rescue(found)
         return found
 
     def _draft_image(self) -> Image:
-        is_held_open(self.disk, self.spot, self.draft)
-        return self.disk.image(self.spot, draft=self.draft, kept=False)
+        is_held_open(self.disk, self.resolved, self.draft)
+        return self.disk.image(self.resolved, draft=self.draft, kept=False)
 
     def _write_in_place(self) -> Swapped | FoundEntry:
         """Write a file that must keep its inode. A save between check and write may be lost: `race_window`."""
@@ -254,14 +254,14 @@ class Replacement:
             return self._remove_and_create()
         assert content is not None
         end_from = self.expected.size if self.in_use and isinstance(self.expected, FileEntry) else None
-        end = self.disk.write_in_place(self.spot, content, end_from=end_from)
+        end = self.disk.write_in_place(self.resolved, content, end_from=end_from)
         if end:
             content = whole(content) + end
             entry = replace(entry, digest=digest_of(content), size=len(content), mtime_ns=0)
         if (now.entry.mode, now.entry.xattrs) != (entry.mode, entry.xattrs):
-            self.disk.set_metadata(self.spot, entry)
+            self.disk.set_metadata(self.resolved, entry)
         if entry.mtime_ns:
-            self.disk.set_mtime(self.spot, entry.mtime_ns)
+            self.disk.set_mtime(self.resolved, entry.mtime_ns)
         done = replace(self, wanted=TargetEntry(entry, content))._done()
         return replace(done, race_window=True, content=content if end else None)
 
@@ -280,7 +280,7 @@ class Replacement:
 
     def _remove_and_create(self) -> Swapped | FoundEntry:
         """Remove, then create, where names cannot be exchanged: for a moment, the path does not exist."""
-        before = self.disk.image(self.spot)
+        before = self.disk.image(self.resolved)
         removed = replace(self, wanted=TargetEntry(ABSENT)).run()
         if isinstance(removed, FoundEntry):
             return removed
@@ -299,7 +299,7 @@ class Replacement:
         if isinstance(self.expected, Absent):
             return self._make_directory()
         try:
-            self.disk.set_aside(self.spot, self.draft)
+            self.disk.set_aside(self.resolved, self.draft)
         except FileNotFoundError:
             return FoundEntry(self._now())
         theirs = self._look_at_draft()
@@ -311,22 +311,22 @@ class Replacement:
             made = self._make_directory()
         except OSError:
             with suppress(OSError):
-                self.disk.place(self.spot, self.draft)
+                self.disk.place(self.resolved, self.draft)
             raise
-        self.disk.drop_original(self.spot, self.draft)
+        self.disk.drop_original(self.resolved, self.draft)
         return made
 
     def _make_directory(self) -> Swapped | FoundEntry:
         assert isinstance(self.wanted.entry, DirEntry)
         try:
-            self.disk.make_dir(self.spot, self.wanted.entry.mode)
+            self.disk.make_dir(self.resolved, self.wanted.entry.mode)
         except FileExistsError:
             return FoundEntry(self._now())
         try:
             return self._set_metadata_of(self.wanted.entry, now=DirEntry(self.wanted.entry.mode))
         except OSError:
             with suppress(OSError):
-                self.disk.remove_dir(self.spot)
+                self.disk.remove_dir(self.resolved)
             raise
 
     def _from_directory(self) -> Swapped | FoundEntry:
@@ -344,14 +344,14 @@ class Replacement:
                 return self._place_over_removed(found.entry)
         except OSError:
             with suppress(OSError):
-                self.disk.discard(self.spot, self.draft)
+                self.disk.discard(self.resolved, self.draft)
             raise
-        self.disk.discard(self.spot, self.draft)
+        self.disk.discard(self.resolved, self.draft)
         return removed
 
     def _remove_directory(self) -> Swapped | FoundEntry:
         try:
-            self.disk.remove_dir(self.spot)
+            self.disk.remove_dir(self.resolved)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR):
                 raise
@@ -374,7 +374,7 @@ class Replacement:
             return FoundEntry(found)
         if isinstance(found.entry, FileEntry) and self._has_names_elsewhere(found):
             return self._part_with_metadata(found)
-        if self.same_as is not None and self.disk.link_group(self.same_as) != self.disk.link_group(self.spot):
+        if self.same_as is not None and self.disk.link_group(self.same_as) != self.disk.link_group(self.resolved):
             return self._join_same(found)
         return self._set_metadata_of(self.wanted.entry, now=found.entry)
 
@@ -383,22 +383,22 @@ class Replacement:
         assert isinstance(found.entry, FileEntry) and isinstance(self.wanted.entry, FileEntry)
         if found.holds(self.wanted.entry):
             return Swapped(found.entry)
-        content = self.wanted.content or self.disk.image(self.spot).any_content
+        content = self.wanted.content or self.disk.image(self.resolved).any_content
         entry = replace(self.wanted.entry, mtime_ns=self.wanted.entry.mtime_ns or found.entry.mtime_ns)
         return replace(self, wanted=TargetEntry(entry, content), seen=found)._replace()
 
     def _join_same(self, found: Image) -> Swapped | FoundEntry:
         """Make the path a name of the wanted file, which is a file of its own elsewhere."""
-        content = self.wanted.content or self.disk.image(self.spot).any_content
+        content = self.wanted.content or self.disk.image(self.resolved).any_content
         return replace(self, wanted=TargetEntry(self.wanted.entry, content), seen=found)._replace()
 
     def _set_metadata_of(self, wanted: FileEntry | DirEntry, *, now: Entry) -> Swapped | FoundEntry:
         """Set mode, attributes and time. If another process removes the path meanwhile, there is nothing to set."""
         try:
             if not same_state(now, wanted):
-                self.disk.set_metadata(self.spot, wanted)
+                self.disk.set_metadata(self.resolved, wanted)
             if wanted.mtime_ns:
-                self.disk.set_mtime(self.spot, wanted.mtime_ns)
+                self.disk.set_mtime(self.resolved, wanted.mtime_ns)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP):
                 raise
@@ -407,28 +407,28 @@ class Replacement:
 
     def _now(self) -> Image:
         """The present image, for a comparison: the bytes of a large file are not stored."""
-        return self.disk.image(self.spot, kept=False)
+        return self.disk.image(self.resolved, kept=False)
 
     def _stage(self) -> None:
         entry = self.wanted.entry
         if isinstance(entry, SymlinkEntry):
-            self.disk.stage_link(self.spot, self.draft, entry.target)
+            self.disk.stage_link(self.resolved, self.draft, entry.target)
         elif self.same_as is None or not self._stage_name(self.same_as):
             assert isinstance(entry, FileEntry) and self.wanted.content is not None
-            self.disk.stage_file(self.spot, self.draft, self.wanted.content, like=entry)
+            self.disk.stage_file(self.resolved, self.draft, self.wanted.content, like=entry)
 
     def _stage_name(self, same_as: ResolvedPath) -> bool:
         """Make one more name of the file at another path, if it still has the wanted content."""
         assert isinstance(self.wanted.entry, FileEntry)
         try:
-            self.disk.stage_name(self.spot, self.draft, same_as, like=self.wanted.entry)
+            self.disk.stage_name(self.resolved, self.draft, same_as, like=self.wanted.entry)
         except OSError as error:
             if error.errno not in _NO_NAME:
                 raise
             return False
-        if self.disk.image(self.spot, draft=self.draft, kept=False).holds(self.wanted.entry):
+        if self.disk.image(self.resolved, draft=self.draft, kept=False).holds(self.wanted.entry):
             return True
-        self.disk.discard(self.spot, self.draft)
+        self.disk.discard(self.resolved, self.draft)
         return False
 
     def _done(self) -> Swapped:
@@ -436,17 +436,17 @@ class Replacement:
         if isinstance(entry, FileEntry | DirEntry) and not entry.mtime_ns:
             # Another process may have removed it already. That happened after our change.
             with suppress(FileNotFoundError):
-                entry = replace(entry, mtime_ns=self.disk.mtime_ns(self.spot))
+                entry = replace(entry, mtime_ns=self.disk.mtime_ns(self.resolved))
         if isinstance(entry, FileEntry) and (entry.link_group is not None or self.same_as is not None):
             now = self._now()
             entry = replace(entry, link_group=now.entry.link_group if isinstance(now.entry, FileEntry) else None)
         return Swapped(entry)
 
 
-def is_held_open(disk: Disk, spot: ResolvedPath, name: bytes) -> bool:
+def is_held_open(disk: Disk, resolved: ResolvedPath, name: bytes) -> bool:
     """Whether a process still has the file open for writing after SETTLE_LIMIT_S."""
     limit = None
-    while disk.settled(spot, name) is False:
+    while disk.settled(resolved, name) is False:
         now = monotonic_s()
         limit = now + SETTLE_LIMIT_S if limit is None else limit
         if now >= limit:
@@ -534,10 +534,10 @@ class HardLinks:
             yield None
             return
         for name in self._candidates(wanted.link_group):
-            spot = self._holding(name, wanted) if name != path else None
-            if spot is not None:
-                with spot:
-                    yield spot
+            resolved = self._holding(name, wanted) if name != path else None
+            if resolved is not None:
+                with resolved:
+                    yield resolved
                 return
         yield None
 
@@ -554,13 +554,13 @@ class HardLinks:
 
     def _holding(self, name: RepoPath, wanted: FileEntry) -> ResolvedPath | None:
         with suppress(OSError, Refused):
-            spot = self._disk.resolve_exactly(name)
+            resolved = self._disk.resolve_exactly(name)
             is_that = self._placed.get(wanted.link_group or "") == name or (
-                self._disk.link_group(spot) == wanted.link_group
+                self._disk.link_group(resolved) == wanted.link_group
             )
-            if is_that and self._disk.image(spot, kept=False).holds(wanted):
-                return spot
-            spot.close()
+            if is_that and self._disk.image(resolved, kept=False).holds(wanted):
+                return resolved
+            resolved.close()
         return None
 
     def _names_of(self, image: Image) -> list[RepoPath]:
@@ -575,8 +575,8 @@ class HardLinks:
 
     def _is_name(self, name: RepoPath, image: Image) -> bool:
         """Whether the path still is a name of that file."""
-        with suppress(OSError, Refused), self._disk.resolve_exactly(name) as spot:
-            return self._disk.link_group(spot) == image.entry.link_group
+        with suppress(OSError, Refused), self._disk.resolve_exactly(name) as resolved:
+            return self._disk.link_group(resolved) == image.entry.link_group
         return False
 
 

@@ -201,12 +201,6 @@ def _unescaped(field: bytes) -> bytes:
     return field
 
 
-def _forbidden_link(path: str) -> Refused:
-    return Refused(
-        "forbidden", "symlink_not_allowed", f"{path!r} goes through a symbolic link that may not be followed."
-    )
-
-
 def _escapes(path: str) -> Refused:
     return Refused("forbidden", "symlink_not_allowed", f"{path!r} leads out of the root through a symbolic link.")
 
@@ -387,7 +381,8 @@ class _PathWalk:
 
     def _follow_link(self, name: bytes, target: bytes, *, final: bool) -> ResolvedPath | None:
         if self._follow == "deny":
-            raise _forbidden_link(self._asked)
+            words = f"{self._asked!r} goes through a symbolic link that may not be followed."
+            raise Refused("forbidden", "symlink_not_allowed", words)
         self._count_hop()
         self.links.append((_as_path([*self._real, name]), target))
         self._left_at = [*self._real, name, *reversed(self._pending)]

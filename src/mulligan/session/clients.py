@@ -19,7 +19,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from mulligan.session.lifecycle import SessionAccess, checked_options
+from mulligan.session.lifecycle import SessionAccess, checked_object, checked_options
 from mulligan.session.tables import CLIENTS, ClientRow
 from mulligan.session.transcript import Transcript
 from mulligan.session.transcript_log import Archive, append_event_in
@@ -162,15 +162,16 @@ class Clients:
     def route_permission(self, client_id: str, request: object, opts: Options = None, /, **given: Any) -> Json:
         """Record the controller's answer to a permission request."""
         metadata = _checked_metadata(_options("route_permission", opts, given, _METADATA))
-        client, asked = _parse_client(client_id), _checked_request(request)
-        told = {"request_id": _request_id(asked), "request": asked, "metadata": metadata or {}}
+        client = _parse_client(client_id)
+        asked = checked_object(request, "A permission request", "request", max_bytes=REQUEST_MAX_BYTES)
+        answer = {"request_id": _request_id(asked), "request": asked, "metadata": metadata or {}}
         with self._access.write("route_permission") as tx:
             self._check_right(tx, client, "route_permission", "permission_routing")
             tx.update(CLIENTS, self.id, client, last_seen_at=self._archive.now())
-            event = {"action": "permission_routed", "client_id": client, **told}
+            event = {"action": "permission_routed", "client_id": client, **answer}
             append_event_in(tx, self._archive, self.id, ROUTE_EVENT, metadata=event)
             shown = self._state(tx, client, before=client)["client"]
-        return {"action": "permission_routed", "client": shown, **told}
+        return {"action": "permission_routed", "client": shown, **answer}
 
     def _check_right(self, tx: Tx, client: str, verb: str, right: str) -> None:
         """Checks in this order: the client controls the session, the client has the right."""
@@ -278,13 +279,3 @@ def _kept(metadata: Json | None, known: ClientRow | None) -> str:
     if metadata is None:
         return "{}" if known is None else known.metadata
     return encode(metadata).decode("utf-8")
-
-
-def _checked_request(request: object) -> Json:
-    if not isinstance(request, Mapping):
-        raise fault("invalid_params", "A permission request must be an object.", field="request")
-    data = encode(dict(request))
-    if len(data) > REQUEST_MAX_BYTES:
-        raise fault("invalid_params", f"A request may have at most {REQUEST_MAX_BYTES} bytes.", field="request")
-    found: Json = decode(data)
-    return found

@@ -135,10 +135,6 @@ def is_message(message: object) -> bool:
     return isinstance(role, str) and bool(role.strip()) and said
 
 
-def _from_events(records: Sequence[Record]) -> list[Message]:
-    return [message for record in records for message in _messages_of(record)]
-
-
 def _messages_of(record: Record) -> Iterator[Message]:
     kind = type_of(record)
     if kind == "tool_results":
@@ -206,7 +202,7 @@ def _is_response(record: Record) -> bool:
 
 
 _METADATA_READERS = {
-    "message_events": _from_events,
+    "message_events": lambda records: [message for record in records for message in _messages_of(record)],
     "request_snapshots": _from_snapshots,
     "provider_responses_only": _answers,
 }
@@ -384,13 +380,10 @@ def _replacement(body: Record) -> list[Record]:
 
 
 def _rolled_back(items: list[Record], turns: object) -> list[Record]:
-    starts = [at for at, item in enumerate(items) if _is_prompt(item)]
+    from_user = [(at, _codex_text(item.get("content"))) for at, item in enumerate(items) if item.get("role") == "user"]
+    starts = [at for at, text in from_user if not text.lstrip().startswith(_NOT_TYPED)]
     count = turns if isinstance(turns, int) else 1
     return items[: starts[-count]] if 0 < count <= len(starts) else items if count <= 0 else items[: starts[0]]
-
-
-def _is_prompt(item: Record) -> bool:
-    return item.get("role") == "user" and not _codex_text(item.get("content")).lstrip().startswith(_NOT_TYPED)
 
 
 def _codex_messages(items: Sequence[Record]) -> list[Message]:
@@ -662,12 +655,12 @@ def parse_import_options(given: object) -> ImportOptions:
 def read_seed(data: bytes, agent: str | None = None) -> ImportedTranscript:
     """The messages of a file. Without `agent`, the content decides the format. Raises `UnreadableFileError`."""
     records, cut = _records(data)
-    select_messages = agent or next((name for name, (is_its, _) in _READERS.items() if is_its(records)), None)
-    if select_messages is None:
+    file_format = agent or next((name for name, (is_its, _) in _READERS.items() if is_its(records)), None)
+    if file_format is None:
         if cut:
             records_in(data)
         return seed_of(records)
-    seed = _READERS[select_messages][1](records)
+    seed = _READERS[file_format][1](records)
     seed.partial = cut
     return seed
 
@@ -771,8 +764,8 @@ def seed_from_jsonl(archive: Archive, root: str, path: str, opts: Mapping[str, A
     }
     if wanted.recommend_compaction:
         loaded["compaction_recommended"] = estimated_tokens(messages) >= COMPACTION_TOKENS
-    told = {"provider": seed.provider, "model": seed.model, "tool_format": seed.tool_format}
-    return loaded | {name: value for name, value in told.items() if value is not None}
+    found = {"provider": seed.provider, "model": seed.model, "tool_format": seed.tool_format}
+    return loaded | {name: value for name, value in found.items() if value is not None}
 
 
 def _failed(error: str) -> dict[str, Any]:

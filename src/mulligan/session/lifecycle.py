@@ -1,4 +1,4 @@
-"""What the other modules of a session share: access to it, its facts, its forks, and positions in its journal.
+"""The base of the other modules of a session: access to it, its facts, its forks, and positions in its journal.
 
 - `SessionAccess` checks that a session is open and appends to its journal. `LiveSessions` keeps the session objects
   that this process used last; a session that leaves memory is still in the store.
@@ -246,6 +246,17 @@ def checked_options(what: str, given: object, kinds: Mapping[str, type]) -> dict
             raise fault("invalid_params", f"{name} has the wrong type.", field=name)
     copied: dict[str, Any] = decode(encode(found))
     return copied
+
+
+def checked_object(given: object, what: str, field: str, *, max_bytes: int) -> dict[str, Any]:
+    """A copy of a caller's object in canonical JSON values. Raises `invalid_params` for one too large."""
+    if not isinstance(given, Mapping):
+        raise fault("invalid_params", f"{what} must be an object.", field=field)
+    data = encode(dict(given))
+    if len(data) > max_bytes:
+        raise fault("invalid_params", f"{what} may have at most {max_bytes} bytes.", field=field)
+    found: dict[str, Any] = decode(data)
+    return found
 
 
 def checked_count(name: str, value: object) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Literal
 
 from mulligan.session.transcript_log import Message, text_of
@@ -108,20 +109,14 @@ def is_continuable(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[
     if not open_ids:
         return True
     is_interrupted = any(not is_result(message) for message in before[start + 1 :])
-    return is_interrupted and not any(result.id in open_ids for result in _results_before_next(after))
+    before_next = takewhile(lambda message: message.get("role") != "assistant", after)
+    return is_interrupted and not any(one.id in open_ids for message in before_next for one in results_in(message))
 
 
 def _answer(open_ids: list[str], message: Mapping[str, Any]) -> None:
     for result in results_in(message):
         if result.id in open_ids:
             open_ids.remove(result.id)
-
-
-def _results_before_next(after: Sequence[Mapping[str, Any]]) -> Iterator[ToolAnswer]:
-    for message in after:
-        if message.get("role") == "assistant":
-            return
-        yield from results_in(message)
 
 
 def sound_cuts(messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -172,7 +167,7 @@ _NAME_CHARS = 56
 
 @fast_dataclass(slots=True, frozen=True)
 class Prompt:
-    """What a model receives. For OpenAI the system text is also the first message; for Anthropic it is separate."""
+    """A prompt for a model. For OpenAI the system text is also the first message; for Anthropic it is separate."""
 
     system: str | None
     messages: list[dict[str, Any]]
@@ -358,7 +353,7 @@ def _anthropic_blocks(content: Any) -> list[dict[str, Any]]:
 
 
 def _anthropic_block(block: Any) -> dict[str, Any] | None:
-    """A block as it is taken, or as text; None for nothing at all, which is refused."""
+    """A block in a form that Anthropic accepts, else as text; None for an empty one, which Anthropic refuses."""
     if isinstance(block, Mapping):
         kind = block.get("type")
         if kind == "thinking" and isinstance(block.get("signature"), str):

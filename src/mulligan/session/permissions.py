@@ -27,8 +27,7 @@ REQUEST_SEARCH_RECORDS = 2_000
 def ask_permission(archive: Archive, session: SessionId, request: str, body: Mapping[str, Any]) -> int:
     """Record a request. Returns the number of its record; an answer has a higher one."""
     with archive.store.write() as tx:
-        told = {"request_id": request, **body}
-        record = append_event_in(tx, archive, session, REQUEST_EVENT, metadata=told)
+        record = append_event_in(tx, archive, session, REQUEST_EVENT, metadata={"request_id": request, **body})
     wake_subscribers(archive.store)
     return record.seq
 
@@ -43,8 +42,8 @@ def settle_permission(archive: Archive, session: SessionId, request: str) -> Non
 def answer_permission(archive: Archive, session: Clients, client: str, request: str, *, option: str) -> None:
     """Record a controller's answer. Raises `invalid_params` if no such request is open or it lacks that option."""
     with archive.store.read() as tx:
-        waiting = {one["request_id"]: one for one in open_requests(tx, session.id)}
-    known = waiting.get(request)
+        requests = {one["request_id"]: one for one in open_requests(tx, session.id)}
+    known = requests.get(request)
     options = [] if known is None else [one.get("optionId") for one in known.get("options", [])]
     if option not in options:
         raise fault("invalid_params", "There is no open permission request with this option.", field="request")
@@ -53,14 +52,14 @@ def answer_permission(archive: Archive, session: Clients, client: str, request: 
 
 def open_requests(tx: Tx, session: SessionId) -> list[dict[str, Any]]:
     """The open requests, oldest first."""
-    waiting: dict[str, dict[str, Any]] = {}
+    requests: dict[str, dict[str, Any]] = {}
     for event in _events(tx, session, max(0, head_of(tx, session) - REQUEST_SEARCH_RECORDS)):
-        about = event.get("metadata", {})
+        metadata = event.get("metadata", {})
         if event.get("kind") == REQUEST_EVENT:
-            waiting[about["request_id"]] = about
+            requests[metadata["request_id"]] = metadata
         elif event.get("kind") in (SETTLED_EVENT, ROUTE_EVENT):
-            waiting.pop(about.get("request_id"), None)
-    return list(waiting.values())
+            requests.pop(metadata.get("request_id"), None)
+    return list(requests.values())
 
 
 def _events(tx: Tx, session: SessionId, after: int) -> list[dict[str, Any]]:

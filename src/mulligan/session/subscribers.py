@@ -5,7 +5,7 @@
 A `Subscription` passes every event of a session to a function, in order and without a gap. Each subscription reads the
 journal from its own position on its own thread. So any thread or process may write, a slow subscriber delays only
 itself, and a writer never waits for a subscriber. When a function raises, Mulligan logs the error, keeps the newest one
-in `error`, and goes on with the next event. Inside the function, `current_id` is the session.
+in `error`, and continues with the next event. Inside the function, `current_id` is the session.
 
 Subscribers and attached clients receive the transcript's own events (`transcript_log.event_in`) unchanged.
 `live_events_in` also describes records that change the session in another way (the window was cut, a call began, ended
@@ -16,7 +16,7 @@ nothing for them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -115,10 +115,10 @@ class EventBus:
         """Call every listener, in the order in which they subscribed. The result has the errors that they raised."""
         errors: list[Exception] = []
         # The stack calls the remaining listeners even if one raises an exception that ends the process.
-        with ExitStack() as telling:
+        with ExitStack() as remaining:
             for kind, listener in reversed(self._listeners):
                 if isinstance(event, kind):
-                    telling.callback(_call_listener, listener, event, errors)
+                    remaining.callback(_call_listener, listener, event, errors)
         return DispatchResult(event, tuple(errors))
 
 
@@ -159,8 +159,8 @@ def _descriptions(record: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
     elif record.kind == "session.forked":
         yield "fork", {"child_id": body["child"]}
     elif record.kind == "call.begun":
-        named = {"label": body.get("label"), "tool": body.get("tool")}
-        yield "call_begun", {"call_id": body["call"], "turn_id": body["turn"], **_given(named)}
+        named = {name: body[name] for name in ("label", "tool") if body.get(name) is not None}
+        yield "call_begun", {"call_id": body["call"], "turn_id": body["turn"], **named}
     elif record.kind == "call.ended":
         yield "call_ended", {"call_id": body["call"], "status": body["status"], **_paths(body["changes"])}
         yield from _undo_operation(body)
@@ -178,10 +178,6 @@ def _undo_operation(body: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str,
 
 def _paths(changes: list[Mapping[str, Any]]) -> dict[str, Any]:
     return {"changes": len(changes), "paths": [change["path"] for change in changes[:_PATHS_SHOWN]]}
-
-
-def _given(body: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if value is not None}
 
 
 Callback = Callable[[Event], object]
@@ -226,7 +222,7 @@ class Subscription:
                         return
                     self._call(event)
                     self.ended |= event["kind"] == CLOSED_EVENT
-                self._reach(seq)
+                self._advance_to(seq)
 
     def _call(self, event: Event) -> None:
         errors: list[Exception] = []
@@ -242,7 +238,7 @@ class Subscription:
             records = records_of(tx, session_journal(self.session), after=self.cursor, limit=_PAGE_RECORDS)
             return [(record.seq, live_events_in(tx, self._archive, record)) for record in records]
 
-    def _reach(self, seq: int) -> None:
+    def _advance_to(self, seq: int) -> None:
         with self._hub.moved:
             self.cursor = max(self.cursor, seq)
             self._hub.moved.notify_all()
@@ -326,17 +322,14 @@ class Hub:
                 if not watched:
                     self._poller = None
                     return
-            heads = self._read_heads(watched)
+            with self._store.read() as tx:
+                heads = {session: head_of(tx, session) for session in watched}
             with self.moved:
                 if any(self._heads.get(one, seq) < seq for one, seq in heads.items()):
                     self._heads.update({one: seq for one, seq in heads.items() if one in self._heads})
                     self.moved.notify_all()
             self._awake.wait(_POLL_S)
             self._awake.clear()
-
-    def _read_heads(self, sessions: Iterable[SessionId]) -> dict[SessionId, int]:
-        with self._store.read() as tx:
-            return {session: head_of(tx, session) for session in sessions}
 
     def close(self) -> None:
         """End all subscriptions, because the store is about to close."""
@@ -347,10 +340,10 @@ class Hub:
             one.join(max(0.0, deadline - monotonic_s()))
         with _lock:
             _hubs.pop(self._store, None)
-        looking = self._poller
+        poller = self._poller
         self._awake.set()
-        if looking is not None:
-            looking.join(max(0.0, deadline - monotonic_s()))
+        if poller is not None:
+            poller.join(max(0.0, deadline - monotonic_s()))
 
 
 _hubs: WeakKeyDictionary[Store, Hub] = WeakKeyDictionary()

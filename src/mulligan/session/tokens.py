@@ -21,6 +21,7 @@ from hashlib import sha256
 from math import log2
 from typing import Any
 
+from mulligan.session.lifecycle import checked_object
 from mulligan.store.journal import STORE_JOURNAL, Journal, Record
 from mulligan.store.protocol import Store, Table, Tx
 from mulligan.values.canonical import decode, encode
@@ -331,14 +332,7 @@ def _is_random_text(token: str) -> bool:
 def _parse_attributes(attributes: object) -> dict[str, Any]:
     if attributes is None:
         return {}
-    if not isinstance(attributes, Mapping):
-        raise fault("invalid_params", "attributes must be a JSON object.", field="attributes")
-    body = encode(dict(attributes))
-    if len(body) > ATTRIBUTES_MAX_BYTES:
-        words = f"attributes take {len(body)} bytes; {ATTRIBUTES_MAX_BYTES} are allowed."
-        raise fault("invalid_params", words, field="attributes")
-    parsed: dict[str, Any] = decode(body)
-    return parsed
+    return checked_object(attributes, "attributes", "attributes", max_bytes=ATTRIBUTES_MAX_BYTES)
 
 
 def _stamp(given: object, name: str) -> str:

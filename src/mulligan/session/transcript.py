@@ -34,6 +34,7 @@ from mulligan.session.lifecycle import (
     SessionAccess,
     ancestry_in,
     checked_count,
+    checked_object,
     checked_options,
     children_in,
     fact,
@@ -77,7 +78,6 @@ from mulligan.session.transcript_log import (
 )
 from mulligan.store.blobs import BlobVanishedError
 from mulligan.store.protocol import Tx
-from mulligan.values.canonical import decode, encode
 from mulligan.values.errors import MulliganError, fault
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId
@@ -398,13 +398,8 @@ class Transcript:
 
     def set_scratchpad(self, scratchpad: Mapping[str, Any], opts: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Replace the scratchpad by this object. Raises `invalid_params` for one too large."""
-        if not isinstance(scratchpad, Mapping):
-            raise fault("invalid_params", "A scratchpad must be an object.", field="scratchpad")
-        data = encode(dict(scratchpad))
-        if len(data) > SCRATCHPAD_MAX_BYTES:
-            words = f"A scratchpad may have at most {SCRATCHPAD_MAX_BYTES} bytes of JSON; this one has {len(data)}."
-            raise fault("invalid_params", words, field="scratchpad")
-        return self._set_scratchpad(decode(data), opts)
+        content = checked_object(scratchpad, "A scratchpad", "scratchpad", max_bytes=SCRATCHPAD_MAX_BYTES)
+        return self._set_scratchpad(content, opts)
 
     def clear_scratchpad(self, opts: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Remove the scratchpad."""

@@ -287,7 +287,7 @@ def execute_tool(
 def execute_via_openai(
     tool: AnyTool, execution_state: ExecutionState, params: Mapping[str, Any] | None = None, *, api: Api = "responses"
 ) -> ToolResult[Any]:
-    """As `execute_tool`, asked for by a model on loopback through OpenAI's SDK, over `responses` or `chat`."""
+    """Like `execute_tool`, but a model on loopback asks for the tool through OpenAI's SDK (`responses` or `chat`)."""
     from mulligan.agents.providers.openai import OpenAI
 
     def made(url: str) -> OpenAI:
@@ -299,7 +299,7 @@ def execute_via_openai(
 def execute_via_litellm(
     tool: AnyTool, execution_state: ExecutionState, params: Mapping[str, Any] | None = None
 ) -> ToolResult[Any]:
-    """As `execute_tool`, through LiteLLM."""
+    """Like `execute_tool`, through LiteLLM."""
     from mulligan.agents.providers.openai import LiteLLM
 
     return _run_once(
@@ -310,7 +310,7 @@ def execute_via_litellm(
 def execute_via_claude_sdk(
     tool: AnyTool, execution_state: ExecutionState, params: Mapping[str, Any] | None = None
 ) -> ToolResult[Any]:
-    """As `execute_tool`, through the Claude Agent SDK, whose own loop calls the tool in this process."""
+    """Like `execute_tool`, through the Claude Agent SDK, whose own loop calls the tool in this process."""
     from tempfile import TemporaryDirectory
 
     from mulligan.agents.providers.claude import Claude

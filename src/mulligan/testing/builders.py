@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Protocol, TypeAlias
 
 from mulligan.values.fast_dataclass import fast_dataclass
@@ -98,14 +98,9 @@ def _finish(path: str, node: File | Dir) -> None:
 def tree_of(root: str | os.PathLike[str], *, times: bool = False) -> Tree:
     """Everything below `root`, in order of path; with `times` also the modification times."""
     base = os.fspath(root)
-    found = {os.path.relpath(path, base): _look(path, times=times) for path in _paths_below(base)}
+    below = [os.path.join(folder, name) for folder, inner, files in os.walk(base) for name in (*inner, *files)]
+    found = {os.path.relpath(path, base): _look(path, times=times) for path in below}
     return {path: found[path] for path in sorted(found, key=os.fsencode)}
-
-
-def _paths_below(base: str) -> Iterator[str]:
-    for folder, directories, files in os.walk(base):
-        for name in (*directories, *files):
-            yield os.path.join(folder, name)
 
 
 def _look(path: str, *, times: bool) -> Node:

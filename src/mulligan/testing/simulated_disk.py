@@ -348,10 +348,10 @@ class SimulatedDisk:
         return ResolvedPath(path, self.root.place_of(path), _handle(folder), name)
 
     def image(
-        self, spot: ResolvedPath, *, draft: bytes | None = None, kept: bool = True, known: Image | None = None
+        self, resolved: ResolvedPath, *, draft: bytes | None = None, kept: bool = True, known: Image | None = None
     ) -> Image:
         """Read the image. This disk has no stamps, so it never reuses an earlier image."""
-        inode = self._find(spot, draft)
+        inode = self._find(resolved, draft)
         if inode is None:
             return NOTHING
         if inode.kind == "link":
@@ -366,16 +366,16 @@ class SimulatedDisk:
         number = None if links == 1 else (0, inode.number)
         if number is not None:
             entry = replace(entry, link_group=str(inode.number))
-        if self.capture.withheld(spot.path) is None:
+        if self.capture.withheld(resolved.path) is None:
             return Image(entry, content, links, inode.owner, inode=number)
-        entry = self.capture.named(spot.path, entry)
+        entry = self.capture.named(resolved.path, entry)
         return Image(entry, None, links, inode.owner, unstored=content, inode=number)
 
-    def children(self, spot: ResolvedPath) -> list[bytes]:
-        return sorted(_directory(self._find(spot), spot.name).entries)
+    def children(self, resolved: ResolvedPath) -> list[bytes]:
+        return sorted(_directory(self._find(resolved), resolved.name).entries)
 
-    def mtime_ns(self, spot: ResolvedPath) -> int:
-        return self._must_find(spot).mtime_ns
+    def mtime_ns(self, resolved: ResolvedPath) -> int:
+        return self._must_find(resolved).mtime_ns
 
     def names_of(self, numbers: Collection[int]) -> dict[tuple[int, int], list[RepoPath]]:
         found: dict[tuple[int, int], list[RepoPath]] = {}
@@ -384,144 +384,144 @@ class SimulatedDisk:
                 found.setdefault((0, inode.number), []).append(RepoPath(path))
         return found
 
-    def link_group(self, spot: ResolvedPath) -> str | None:
-        inode = self._find(spot)
+    def link_group(self, resolved: ResolvedPath) -> str | None:
+        inode = self._find(resolved)
         return str(inode.number) if inode is not None and inode.kind == "file" else None
 
     # Change.
 
-    def stage_file(self, spot: ResolvedPath, draft: bytes, content: Content, *, like: FileEntry) -> None:
+    def stage_file(self, resolved: ResolvedPath, draft: bytes, content: Content, *, like: FileEntry) -> None:
         data = whole(content)
-        self._steps.reach("stage.create", spot.path)
-        self._must_be_free(spot, draft)
+        self._steps.reach("stage.create", resolved.path)
+        self._must_be_free(resolved, draft)
         inode = self.simulated.new("file", mode=0o600)
-        self._change(spot, {draft: inode})
+        self._change(resolved, {draft: inode})
         try:
             self.simulated.write(inode, data[: len(data) // 2])
-            self._steps.reach("stage.half", spot.path)
+            self._steps.reach("stage.half", resolved.path)
             self.simulated.write(inode, data)
-            self._steps.reach("stage.write", spot.path)
+            self._steps.reach("stage.write", resolved.path)
             inode.xattrs, inode.mode = like.xattrs, like.mode
             inode.mtime_ns = like.mtime_ns or inode.mtime_ns
             if self.durability == "power":
-                self._steps.reach("sync.draft", spot.path)
+                self._steps.reach("sync.draft", resolved.path)
                 inode.sync()
         except OSError:
-            self._change(spot, {draft: None})
+            self._change(resolved, {draft: None})
             raise
 
-    def stage_link(self, spot: ResolvedPath, draft: bytes, target: str) -> None:
-        self._steps.reach("stage.link", spot.path)
-        self._must_be_free(spot, draft)
-        self._change(spot, {draft: self.simulated.new("link", target=os.fsencode(target))})
+    def stage_link(self, resolved: ResolvedPath, draft: bytes, target: str) -> None:
+        self._steps.reach("stage.link", resolved.path)
+        self._must_be_free(resolved, draft)
+        self._change(resolved, {draft: self.simulated.new("link", target=os.fsencode(target))})
 
-    def stage_name(self, spot: ResolvedPath, draft: bytes, other: ResolvedPath, *, like: FileEntry) -> None:
-        self._steps.reach("stage.name", spot.path)
-        self._must_be_free(spot, draft)
-        self._change(spot, {draft: self._must_find(other)})
+    def stage_name(self, resolved: ResolvedPath, draft: bytes, other: ResolvedPath, *, like: FileEntry) -> None:
+        self._steps.reach("stage.name", resolved.path)
+        self._must_be_free(resolved, draft)
+        self._change(resolved, {draft: self._must_find(other)})
 
-    def exchange(self, spot: ResolvedPath, draft: bytes) -> None:
-        self._steps.reach("exchange", spot.path)
-        ours, theirs = self._must_find(spot, draft), self._must_find(spot)
-        self._change(spot, {spot.name: ours, draft: theirs})
+    def exchange(self, resolved: ResolvedPath, draft: bytes) -> None:
+        self._steps.reach("exchange", resolved.path)
+        ours, theirs = self._must_find(resolved, draft), self._must_find(resolved)
+        self._change(resolved, {resolved.name: ours, draft: theirs})
 
-    def place(self, spot: ResolvedPath, draft: bytes) -> None:
-        self._steps.reach("place", spot.path)
-        ours = self._must_find(spot, draft)
-        self._must_be_free(spot, spot.name)
-        self._change(spot, {spot.name: ours, draft: None})
+    def place(self, resolved: ResolvedPath, draft: bytes) -> None:
+        self._steps.reach("place", resolved.path)
+        ours = self._must_find(resolved, draft)
+        self._must_be_free(resolved, resolved.name)
+        self._change(resolved, {resolved.name: ours, draft: None})
 
-    def set_aside(self, spot: ResolvedPath, draft: bytes) -> None:
-        self._steps.reach("set_aside", spot.path)
-        theirs = self._must_find(spot)
-        self._must_be_free(spot, draft)
-        self._change(spot, {spot.name: None, draft: theirs})
+    def set_aside(self, resolved: ResolvedPath, draft: bytes) -> None:
+        self._steps.reach("set_aside", resolved.path)
+        theirs = self._must_find(resolved)
+        self._must_be_free(resolved, draft)
+        self._change(resolved, {resolved.name: None, draft: theirs})
 
-    def discard(self, spot: ResolvedPath, draft: bytes) -> None:
-        self._steps.reach("discard", spot.path)
+    def discard(self, resolved: ResolvedPath, draft: bytes) -> None:
+        self._steps.reach("discard", resolved.path)
         with suppress(FileNotFoundError):
-            if self._must_find(spot, draft).entries:
+            if self._must_find(resolved, draft).entries:
                 raise os_error(errno.ENOTEMPTY, draft)
-            self._change(spot, {draft: None})
+            self._change(resolved, {draft: None})
 
-    def drop_original(self, spot: ResolvedPath, draft: bytes) -> None:
-        self.discard(spot, draft)
+    def drop_original(self, resolved: ResolvedPath, draft: bytes) -> None:
+        self.discard(resolved, draft)
 
-    def settled(self, spot: ResolvedPath, draft: bytes) -> bool | None:
-        inode = self._must_find(spot, draft)
+    def settled(self, resolved: ResolvedPath, draft: bytes) -> bool | None:
+        inode = self._must_find(resolved, draft)
         return inode.writers == 0 if inode.kind == "file" else None
 
-    def make_dir(self, spot: ResolvedPath, mode: int) -> None:
-        self._steps.reach("make_dir", spot.path)
-        self._must_be_free(spot, spot.name)
-        self._change(spot, {spot.name: self.simulated.new("dir", mode=mode)})
+    def make_dir(self, resolved: ResolvedPath, mode: int) -> None:
+        self._steps.reach("make_dir", resolved.path)
+        self._must_be_free(resolved, resolved.name)
+        self._change(resolved, {resolved.name: self.simulated.new("dir", mode=mode)})
 
-    def remove_dir(self, spot: ResolvedPath) -> None:
-        self._steps.reach("remove_dir", spot.path)
-        if _directory(self._find(spot), spot.name).entries:
-            raise os_error(errno.ENOTEMPTY, spot.name)
-        self._change(spot, {spot.name: None})
+    def remove_dir(self, resolved: ResolvedPath) -> None:
+        self._steps.reach("remove_dir", resolved.path)
+        if _directory(self._find(resolved), resolved.name).entries:
+            raise os_error(errno.ENOTEMPTY, resolved.name)
+        self._change(resolved, {resolved.name: None})
 
-    def write_in_place(self, spot: ResolvedPath, content: Content, *, end_from: int | None = None) -> bytes:
+    def write_in_place(self, resolved: ResolvedPath, content: Content, *, end_from: int | None = None) -> bytes:
         data = whole(content)
         self.sync_preimages()
-        self._steps.reach("in_place.open", spot.path)
-        inode = self._must_open(spot)
+        self._steps.reach("in_place.open", resolved.path)
+        inode = self._must_open(resolved)
         if inode.kind == "dir":
-            raise os_error(errno.EISDIR, spot.name)
+            raise os_error(errno.EISDIR, resolved.name)
         end = b"" if end_from is None else inode.content[end_from:]
         data += end
         half = len(data) // 2
         self.simulated.write(inode, data[:half] + inode.content[half:])
-        self._steps.reach("in_place.half", spot.path)
+        self._steps.reach("in_place.half", resolved.path)
         self.simulated.write(inode, data)
-        self._steps.reach("in_place.write", spot.path)
+        self._steps.reach("in_place.write", resolved.path)
         return end
 
-    def set_metadata(self, spot: ResolvedPath, entry: FileEntry | DirEntry) -> None:
-        self._steps.reach("metadata", spot.path)
-        inode = self._must_open(spot)
+    def set_metadata(self, resolved: ResolvedPath, entry: FileEntry | DirEntry) -> None:
+        self._steps.reach("metadata", resolved.path)
+        inode = self._must_open(resolved)
         inode.mode, inode.xattrs = entry.mode, entry.xattrs
 
-    def set_mtime(self, spot: ResolvedPath, mtime_ns: int) -> None:
-        self._steps.reach("mtime", spot.path)
-        self._must_find(spot).mtime_ns = mtime_ns
+    def set_mtime(self, resolved: ResolvedPath, mtime_ns: int) -> None:
+        self._steps.reach("mtime", resolved.path)
+        self._must_find(resolved).mtime_ns = mtime_ns
 
-    def sync_file(self, spot: ResolvedPath) -> None:
-        self._steps.reach("sync.file", spot.path)
-        self._must_open(spot).sync()
+    def sync_file(self, resolved: ResolvedPath) -> None:
+        self._steps.reach("sync.file", resolved.path)
+        self._must_open(resolved).sync()
 
-    def sync_dir(self, spot: ResolvedPath) -> None:
-        self._steps.reach("sync.dir", spot.path)
-        self._folder(spot).sync()
+    def sync_dir(self, resolved: ResolvedPath) -> None:
+        self._steps.reach("sync.dir", resolved.path)
+        self._folder(resolved).sync()
 
     # Inodes by path.
 
-    def _folder(self, spot: ResolvedPath) -> Inode:
-        return self.simulated.inodes[-2 - spot.parent]
+    def _folder(self, resolved: ResolvedPath) -> Inode:
+        return self.simulated.inodes[-2 - resolved.parent]
 
-    def _find(self, spot: ResolvedPath, draft: bytes | None = None) -> Inode | None:
-        name = spot.name if draft is None else draft
-        return self._folder(spot) if name == b"." else self._folder(spot).entries.get(name)
+    def _find(self, resolved: ResolvedPath, draft: bytes | None = None) -> Inode | None:
+        name = resolved.name if draft is None else draft
+        return self._folder(resolved) if name == b"." else self._folder(resolved).entries.get(name)
 
-    def _must_find(self, spot: ResolvedPath, draft: bytes | None = None) -> Inode:
-        inode = self._find(spot, draft)
+    def _must_find(self, resolved: ResolvedPath, draft: bytes | None = None) -> Inode:
+        inode = self._find(resolved, draft)
         if inode is None:
-            raise os_error(errno.ENOENT, spot.name if draft is None else draft)
+            raise os_error(errno.ENOENT, resolved.name if draft is None else draft)
         return inode
 
-    def _must_open(self, spot: ResolvedPath) -> Inode:
-        inode = self._must_find(spot)
+    def _must_open(self, resolved: ResolvedPath) -> Inode:
+        inode = self._must_find(resolved)
         if inode.kind == "link":
-            raise os_error(errno.ELOOP, spot.name)
+            raise os_error(errno.ELOOP, resolved.name)
         return inode
 
-    def _must_be_free(self, spot: ResolvedPath, name: bytes) -> None:
-        if name in self._folder(spot).entries:
+    def _must_be_free(self, resolved: ResolvedPath, name: bytes) -> None:
+        if name in self._folder(resolved).entries:
             raise os_error(errno.EEXIST, name)
 
-    def _change(self, spot: ResolvedPath, names: dict[bytes, Inode | None]) -> None:
-        self.simulated.change(self._folder(spot), names)
+    def _change(self, resolved: ResolvedPath, names: dict[bytes, Inode | None]) -> None:
+        self.simulated.change(self._folder(resolved), names)
 
 
 def _handle(inode: Inode) -> int:

@@ -16,8 +16,7 @@ from mulligan.values.errors import fault
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
-_INT_MAX = 2**63 - 1
-_INT_MIN = -(2**63)
+_INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
 _PLAIN = frozenset({str, bool, type(None)})
 
 

@@ -180,26 +180,23 @@ def _file_from_json(body: Mapping[str, Any]) -> Entry:
         size=int(body["size"]),
         mode=int(body["mode"]),
         mtime_ns=int(body["mtime_ns"]),
-        xattrs=_xattrs_from_json(body) if "xattrs" in body else (),
+        xattrs=_xattrs_of(body) if "xattrs" in body else (),
         link_group=body.get("link_group"),
         withheld=body.get("withheld"),
     )
 
 
-def _dir_from_json(body: Mapping[str, Any]) -> Entry:
-    xattrs = _xattrs_from_json(body) if "xattrs" in body else ()
-    return DirEntry(mode=int(body["mode"]), mtime_ns=int(body["mtime_ns"]), xattrs=xattrs)
-
-
-def _xattrs_from_json(body: Mapping[str, Any]) -> Xattrs:
+def _xattrs_of(body: Mapping[str, Any]) -> Xattrs:
     return tuple((str(name), str(value)) for name, value in body["xattrs"])
 
 
-_READERS = {
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], Entry]] = {
     "absent": lambda _: ABSENT,
     "file": _file_from_json,
     "symlink": lambda body: SymlinkEntry(_text_from_wire(body["target"])),
-    "dir": _dir_from_json,
+    "dir": lambda body: DirEntry(
+        int(body["mode"]), int(body["mtime_ns"]), _xattrs_of(body) if "xattrs" in body else ()
+    ),
 }
 
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 
 class Family(StrEnum):
-    """What caused an error."""
+    """The cause of an error."""
 
     REQUEST = "request"
     FORBIDDEN = "forbidden"
@@ -145,6 +145,11 @@ class Refused(Exception):
         self.code = code
         self.message = message
         self.fields = fields
+
+
+def path_denied(message: str, **fields: object) -> Refused:
+    """The refusal of a path that the session may not use."""
+    return Refused("forbidden", "path_not_allowed", message, **fields)
 
 
 class _MessageError(MulliganError):

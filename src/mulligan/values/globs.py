@@ -150,7 +150,8 @@ def _after_bracket(pattern: str, at: int) -> int:
 
 def _bracket_source(body: str) -> str:
     negated = body[0] in "!^"
-    inside = "".join(_escape_range(low, high) for low, high in _ranges(body[1:] if negated else body))
+    ranges = _ranges(body[1:] if negated else body)
+    inside = "".join(f"\\U{ord(low):08x}-\\U{ord(high):08x}" for low, high in ranges)
     return f"[^/{inside}]" if negated else f"(?!/)[{inside}]"
 
 
@@ -172,10 +173,6 @@ def _ranges(members: str) -> list[tuple[str, str]]:
 def _member(members: str, at: int) -> tuple[str, int]:
     at += members[at] == "\\"
     return members[at], at + 1
-
-
-def _escape_range(low: str, high: str) -> str:
-    return f"\\U{ord(low):08x}-\\U{ord(high):08x}"
 
 
 def _expand_braces(pattern: str) -> list[str]:

@@ -103,6 +103,11 @@ def is_below(path: RepoPath, base: RepoPath) -> bool:
     return path != ROOT if base == ROOT else path.startswith(base + "/")
 
 
+def is_within(path: RepoPath, base: RepoPath) -> bool:
+    """Whether the path is `base` or below it."""
+    return path == base or is_below(path, base)
+
+
 def is_inside(real: AnyStr, folder: AnyStr) -> bool:
     """Whether an absolute path is inside a folder. Whole names are compared: `/repo-evil` is not in `/repo`.
 
@@ -155,15 +160,15 @@ def paths_from_wire(given: object) -> list[RepoPath] | None:
     texts = [one] if isinstance(one, str) else given
     if not isinstance(texts, Iterable):
         raise fault("invalid_params", "paths: Give a list of paths.", field="paths")
-    return [_told_from_wire(as_text(text)) for text in texts]
+    return [_history_path(as_text(text)) for text in texts]
 
 
 def hunks_from_wire(given: Mapping[str, Sequence[int]] | None) -> dict[RepoPath, list[int]] | None:
     """By path: indexes of hunks, as `mulligan diff CALL --json` lists them."""
-    return None if given is None else {_told_from_wire(path): list(some) for path, some in given.items()}
+    return None if given is None else {_history_path(path): list(some) for path, some in given.items()}
 
 
-def _told_from_wire(text: object) -> RepoPath:
+def _history_path(text: object) -> RepoPath:
     path = text_from_wire(text) if isinstance(text, str) else ""
     return RepoPath("/" + parse_below(ROOT, path)) if path.startswith("/") else from_wire(text)
 

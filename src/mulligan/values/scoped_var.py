@@ -179,13 +179,13 @@ def _going_on(block: ScopedBlock[T] | None) -> ScopedBlock[T] | None:
 class CallScope:
     """One call, as the code inside it sees it: the call is open or has ended, and then it may have failed.
 
-    `home` is the state that the call works on. `outer` is the call on the same state that this call is a part of.
+    `storage` is the state that the call works on. `outer` is the call on the same state that this call is a part of.
     """
 
     outer: CallScope | None = None
     is_open: bool = True
     has_failed: bool = False
-    home: object = field(default=None, kw_only=True)
+    storage: object = field(default=None, kw_only=True)
 
     @property
     def is_undone(self) -> bool:
@@ -203,14 +203,14 @@ class CallScope:
 scopes: ScopedVar[CallScope] = ScopedVar("mulligan_pending")
 
 
-def check_call_open(home: object = None) -> None:
+def check_call_open(storage: object = None) -> None:
     """Raises `call_not_open` in a task or thread whose call has failed. Every operation that a failed call restores
     uses it.
 
-    With `home`, only calls on that state count.
+    With `storage`, only calls on that state count.
     """
     block = scopes.around()
-    while block is not None and home is not None and block.what.home is not home:
+    while block is not None and storage is not None and block.what.storage is not storage:
         block = block.outer
     if block is not None and block.what.is_undone:
         raise CallNotOpenError("The call that started this has failed; nothing was changed.")

@@ -288,7 +288,7 @@ def test_reads_of_two_processes_under_one_lease_both_count(tmp_path: Path) -> No
         lease = lease_on(one)
         found = one.context.leases.check(lease)[0]
         clock.act = lambda: two.ok("snapshot.file", path="theirs", lease_id=lease)
-        one.context.leases.touch(found, {RepoPath("absent"): GONE})
+        one.context.leases.add_read_paths(found, {RepoPath("absent"): GONE})
         one.write("theirs", "2")
         assert not holds(one, lease)
 

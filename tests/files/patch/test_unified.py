@@ -300,7 +300,7 @@ class TestRenamesAndCopies:
         assert staged.files == {"k": PatchedFile(TEN.replace(b"line 2\n", b"two\n"), 0o644)}
         assert staged.applied == ("k",)
 
-    def test_what_is_in_the_end_as_it_was_is_no_change(self) -> None:
+    def test_a_file_that_ends_as_it_was_is_no_change(self) -> None:
         made = b"--- /dev/null\n+++ b/d/x\n@@ -0,0 +1 @@\n+x\n--- a/d/x\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n"
         there_and_back = edit_of(b"k", SECOND_LINE) + edit_of(b"k", b"@@ -2 +2 @@\n-L2\n+line 2\n")
         staged = stage(made + there_and_back, {"k": TEN})
@@ -378,7 +378,7 @@ class TestUnsupported:
             b"diff --git a/k b/k\nnew file mode 160000\n--- /dev/null\n+++ b/k\n@@ -0,0 +1 @@\n+Subproject commit 12\n",
         ],
     )
-    def test_what_is_no_text_is_reported_and_stops_the_rest(self, patch: bytes) -> None:
+    def test_a_binary_file_is_reported_and_stops_the_rest(self, patch: bytes) -> None:
         assert reasons(patch + edit_of(b"t", SECOND_LINE), {"t": TEN}) == [("k", 0, "binary_unsupported")]
 
 

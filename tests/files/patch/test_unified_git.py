@@ -167,7 +167,7 @@ def exact_by_git(report: str) -> set[str]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_git_would_move_or_reject_is_rejected_and_nothing_else(
+def test_exactly_the_hunks_that_git_would_move_or_reject_are_rejected(
     releases: Releases, tmp_path: Path, seed: int
 ) -> None:
     random = Random(seed)

@@ -80,7 +80,7 @@ class TestGrammar:
             pytest.param(("*** Delete File: a", "*** End Patch", "*** Begin Patch"), id="two patches"),
         ],
     )
-    def test_what_is_no_patch_is_a_parse_error(self, lines: tuple[str, ...]) -> None:
+    def test_text_that_is_no_patch_is_a_parse_error(self, lines: tuple[str, ...]) -> None:
         assert refusal({"a": b"x\n"}, *lines) == PARSE_ERROR
 
     @pytest.mark.req("S1.apply_patch.parse_error")

@@ -160,7 +160,9 @@ def test_a_filter_is_about_names_or_paths_from_the_base(root: Path, root_fd: int
 
 
 @ENGINES
-def test_what_is_not_admitted_is_not_there(root: Path, root_fd: int, engine: Engine, without_cache: TreeCache) -> None:
+def test_files_that_the_caller_may_not_see_are_not_found(
+    root: Path, root_fd: int, engine: Engine, without_cache: TreeCache
+) -> None:
     for name in ("a", "b", "c", "d"):
         (root / name).write_text("hit\nhit\n")
     (root / "e").write_text("miss\n")
@@ -224,7 +226,7 @@ class TestWhichEngine:
         assert result.lines == (Line(RepoPath("a\udce9"), 4, "näher".encode()),)
 
 
-def test_what_is_shown_is_read_through_our_own_descriptors(
+def test_lines_are_read_through_our_own_descriptors(
     root: Path, root_fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that becomes a symlink after the walk, just before ripgrep reads it, gives nothing away."""

@@ -344,7 +344,7 @@ def test_exactly_these_files_are_searched(odd_tree: Path, engine: Engine, opens:
 
 
 @pytest.mark.parametrize("engine", ["ripgrep", "native"])
-def test_what_may_not_be_read_is_skipped(tmp_path: Path, engine: Engine, opens: Opens) -> None:
+def test_unreadable_files_are_skipped(tmp_path: Path, engine: Engine, opens: Opens) -> None:
     (tmp_path / "closed").mkdir()
     for name in ("a.txt", "b.txt", "closed/c.txt", "d.txt"):
         (tmp_path / name).write_text("needle\n")

@@ -208,7 +208,7 @@ def accepted_by_re2(pattern: str) -> bool:
 
 
 @pytest.mark.parametrize("pattern", ACCEPTED)
-def test_what_we_accept_both_models_accept_as_it_is_written(pattern: str, tmp_path: Path) -> None:
+def test_re2_and_ripgrep_accept_every_pattern_that_we_accept(pattern: str, tmp_path: Path) -> None:
     parse(pattern)
     assert accepted_by_re2(pattern)
     assert numbers_by_ripgrep(pattern, tmp_path, b"x\n") is not None
@@ -216,7 +216,7 @@ def test_what_we_accept_both_models_accept_as_it_is_written(pattern: str, tmp_pa
 
 @pytest.mark.req("D9.grep_dialect")
 @pytest.mark.parametrize("pattern", REFUSED.values(), ids=REFUSED.keys())
-def test_what_is_outside_the_language_is_invalid_regex(pattern: str) -> None:
+def test_a_pattern_outside_the_language_is_invalid_regex(pattern: str) -> None:
     with pytest.raises(Refused) as refused:
         parse(pattern)
     assert (refused.value.status, refused.value.code) == ("invalid_regex", "invalid_regex")

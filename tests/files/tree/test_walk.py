@@ -64,7 +64,7 @@ def test_files_come_in_byte_order_of_whole_paths(root: Path, root_fd: int) -> No
     assert files(TreeCache(), root_fd) == sorted(names, key=os.fsencode)
 
 
-def test_what_is_left_out(root: Path, root_fd: int, tmp_path: Path) -> None:
+def test_a_walk_leaves_out_git_ignored_files_links_and_special_files(root: Path, root_fd: int, tmp_path: Path) -> None:
     make(root, "a", ".git/config", "sub/.git", "sub/b", "ignored/c", "ignored/d", "x.log", "y.log")
     (root / ".gitignore").write_text("ignored/\n*.log\n")
     (root / "file-link").symlink_to("a")
@@ -144,7 +144,7 @@ def test_a_directory_that_is_gone_is_not_taken_for_one_above_it(root: Path, root
 
 
 @pytest.mark.parametrize("base", [".", "d"])
-def test_what_is_said_above_the_root_is_read_every_time(root: Path, root_fd: int, base: str) -> None:
+def test_ignore_files_above_the_root_are_read_every_time(root: Path, root_fd: int, base: str) -> None:
     make(root, "d/a", "d/b")
     make(root.parent, ".git/info/exclude")
     cache = TreeCache(LONG_AFTER)

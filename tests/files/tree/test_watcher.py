@@ -193,7 +193,7 @@ def test_a_save_by_way_of_a_draft_has_no_other_file_asked(
     assert looks.count < 10
 
 
-def test_what_comes_after_a_move_is_seen_in_the_new_place(root: Path, root_fd: int) -> None:
+def test_a_new_file_in_a_moved_directory_is_found_at_its_new_path(root: Path, root_fd: int) -> None:
     make(root, "d/a", "d/s/c", "e/f")
     cache = TreeCache()
     everything(root_fd, cache)

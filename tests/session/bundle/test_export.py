@@ -29,7 +29,7 @@ class TestParts:
         "S3.bundle_part.trace_spans",
         "S3.bundle_part.redaction_manifest",
     )
-    def test_one_envelope_holds_them_all(self, session: DurableSession) -> None:
+    def test_a_bundle_has_type_version_producer_and_transcript(self, session: DurableSession) -> None:
         full(session)
         bundle = session.export("local")
         assert (bundle["_type"], bundle["schema_version"], bundle["producer"]["name"]) == (
@@ -145,7 +145,7 @@ class TestSecrets:
 
     @pytest.mark.req("HS8.paths_redacted")
     @pytest.mark.parametrize("mode", ["sanitized", "replay_only"])
-    def test_roots_homes_and_users_are_nowhere_in_it(
+    def test_an_export_contains_no_roots_homes_or_user_names(
         self, opened: api.Mulligan, session: DurableSession, tmp_path: Path, mode: str
     ) -> None:
         (tmp_path / "extra").mkdir()
@@ -226,7 +226,7 @@ class TestReplayOnly:
         assert ended["changes"][0]["after"]["size"] == 12
         assert ended["effects"][0]["receipt"]["status"] == "ok"
 
-    def test_what_is_nothing_stays_nothing(self, session: DurableSession) -> None:
+    def test_null_values_stay_null(self, session: DurableSession) -> None:
         session.inject({"role": "user", "content": None, "name": None})
         assert section_of(session.export("replay_only"))["messages"] == [
             {"role": "user", "content": None, "name": None}

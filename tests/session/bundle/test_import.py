@@ -27,7 +27,7 @@ NOW = SystemClock().now()
 class TestComingBack:
     @pytest.mark.req("D11.bundle_import_validates", "D11.bundle_modes")
     @pytest.mark.parametrize("mode", MODES)
-    def test_what_was_imported_exports_as_the_same_bundle(
+    def test_an_imported_session_exports_as_the_same_bundle(
         self, session: DurableSession, tmp_path: Path, mode: str
     ) -> None:
         full(session)
@@ -52,7 +52,7 @@ class TestComingBack:
             assert found.for_model().system == session.for_model().system
 
     @pytest.mark.parametrize("mode", MODES)
-    def test_after_compaction_trimming_and_forking_too(
+    def test_a_compacted_trimmed_or_forked_session_exports_again_as_the_same_bundle(
         self, session: DurableSession, tmp_path: Path, mode: str
     ) -> None:
         talk(session, [f"prompt {number}" for number in range(12)])
@@ -79,7 +79,7 @@ class TestComingBack:
             found.inject({"role": "user", "content": "marguerite again"})
             assert "marguerite" not in json.dumps(section_of(found.export())["messages"][-1])
 
-    def test_the_session_goes_on_and_says_what_was_redacted_before(
+    def test_an_imported_session_continues_and_keeps_its_earlier_redactions(
         self, session: DurableSession, tmp_path: Path
     ) -> None:
         talk(session, [CORPUS[0].text])
@@ -254,7 +254,7 @@ class TestJudgingBundles:
             (_set("tools.calls.0.result", {"bytes": -1}), "invalid_size", "$.tools.calls[0].result.bytes"),
         ],
     )
-    def test_what_is_wrong_is_reported_by_its_place(
+    def test_an_error_in_a_bundle_is_reported_with_its_path(
         self, opened: api.Mulligan, session: DurableSession, change: Any, problem: str, path: str
     ) -> None:
         full(session)
@@ -323,7 +323,7 @@ class TestJudgingBundles:
         ]
 
     @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"null", b'"x"', b"\xff\xfe", b"[" * 5_000, b'{"a":1e999}'])
-    def test_what_is_no_bundle_is_refused(self, opened: api.Mulligan, data: bytes) -> None:
+    def test_data_that_is_no_bundle_is_refused(self, opened: api.Mulligan, data: bytes) -> None:
         with pytest.raises(MulliganError) as caught:
             opened.sessions.import_bundle(data)
         assert caught.value.code == "invalid_bundle"

@@ -44,7 +44,7 @@ def test_kill_at_any_moment_leaves_a_whole_session_or_none(session: DurableSessi
     assert all(there for acknowledged, there in found if acknowledged)
 
 
-def test_of_many_who_bring_the_same_session_one_does(session: DurableSession, tmp_path: Path) -> None:
+def test_of_many_parallel_imports_of_a_session_one_succeeds(session: DurableSession, tmp_path: Path) -> None:
     full(session)
     bundle = encode(session.export("local"))
 

@@ -124,7 +124,7 @@ class TestFields:
             "ssh_private_key",
         ],
     )
-    def test_a_field_that_says_so_is_taken_out_whole(self, name: str) -> None:
+    def test_a_field_with_a_secret_name_is_removed_whole(self, name: str) -> None:
         value, entries = redacted({"a": [{name: "abc"}]})
         assert value == {"a": [{name: REDACTED}]}
         assert [(one["class"], one["action"], one["replacement"]) for one in entries] == [
@@ -132,10 +132,10 @@ class TestFields:
         ]
 
     @pytest.mark.parametrize("nothing", [None, True, False, "", [], {}])
-    def test_nothing_is_no_secret(self, nothing: Any) -> None:
+    def test_empty_values_are_no_secrets(self, nothing: Any) -> None:
         assert redacted({"password": nothing}) == ({"password": nothing}, [])
 
-    def test_whatever_is_below_goes_with_it(self) -> None:
+    def test_everything_below_a_secret_field_is_removed(self) -> None:
         assert redacted({"credentials": {"user": "a", "deep": [1, {"b": "c"}]}})[0] == {"credentials": REDACTED}
 
     def test_a_schema_may_describe_a_secret(self) -> None:
@@ -317,7 +317,7 @@ class TestSurvivors:
         return BY_SHAPE["github_classic"](Random(3))
 
     @pytest.mark.req("HS11.secret_not_echoed")
-    def test_the_fault_says_where_and_what_kind_and_shows_nothing(self) -> None:
+    def test_the_error_names_place_and_kind_and_shows_no_secret(self) -> None:
         secret = self.planted()
         with pytest.raises(MulliganError) as caught:
             refuse_secrets({"a": [{"b": f"x {secret}"}]}, doing="Exporting")
@@ -336,7 +336,7 @@ class TestSurvivors:
             refuse_secrets({secret: {"b": secret}}, doing="Exporting")
         assert secret[:12] not in f"{caught.value} {caught.value.details}"
 
-    def test_what_only_looks_doubtful_does_not_stop_anything(self) -> None:
+    def test_a_doubtful_secret_does_not_stop_an_export(self) -> None:
         refuse_secrets({"a": "password=hunter2hunter2"}, doing="Exporting")
 
 

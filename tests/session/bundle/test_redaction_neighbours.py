@@ -76,7 +76,7 @@ def seen(value: Any) -> str:
 @pytest.mark.req("HS11.any_neighbour")
 @pytest.mark.parametrize("before", NEIGHBOURS)
 @pytest.mark.parametrize("kind", (*DISTINCTIVE, *OTHERS))
-def test_a_secret_is_taken_out_whatever_stands_before_it(kind: str, before: str) -> None:
+def test_a_secret_is_removed_after_any_prefix(kind: str, before: str) -> None:
     secret = BY_SHAPE[kind](Random(f"{kind} {before}"))
     clean, count = redacted(f"run {before}{secret}\x1b[0m now")
     assert secret not in seen(clean) and count
@@ -92,7 +92,7 @@ def test_a_secret_is_taken_out_whatever_stands_before_it(kind: str, before: str)
     st.sampled_from([0, 1, 2, 3, 4]),
     st.data(),
 )
-def test_a_secret_is_taken_out_whatever_is_around_it_and_in_it(
+def test_a_secret_is_removed_from_any_surrounding_text(
     kind: str, before: str, after: str, seed: int, form: int, data: st.DataObject
 ) -> None:
     secret = BY_SHAPE[kind](Random(seed))

@@ -250,7 +250,7 @@ class TestGeminiFiles:
     def test_setting_the_messages_replaces_them_all(self) -> None:
         assert said_by([HEAD, self.says("a"), {"$set": {"messages": [self.says("b")]}}]) == ["b"]
 
-    def test_what_the_screen_showed_is_not_seen(self) -> None:
+    def test_messages_for_the_screen_alone_are_left_out(self) -> None:
         assert said_by([HEAD, self.says("a"), self.says("b", type="info"), self.says("c", type="error")]) == ["a"]
 
     def test_files_of_early_versions_are_one_document(self) -> None:

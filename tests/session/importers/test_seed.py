@@ -125,14 +125,14 @@ class TestFormats:
     @pytest.mark.req(
         "S3.seed.validate_default_true", "S3.seed.responses_only_rejected", "S3.seed_result.error", "S3.seed_result.ok"
     )
-    def test_answers_alone_are_refused(self, opened: Mulligan, seed: Any) -> None:
+    def test_a_file_with_only_answers_is_refused(self, opened: Mulligan, seed: Any) -> None:
         done = seed(RESPONSES)
         assert (done["ok"], set(done)) == (False, {"ok", "error"})
         assert "only the answers of a provider" in done["error"]
         assert opened.sessions.list() == []
 
     @pytest.mark.req("S3.seed.responses_only_unvalidated", "S3.seed_result.partial", "S3.seed.source_formats")
-    def test_answers_alone_are_a_best_effort_without_validation(self, opened: Mulligan, seed: Any) -> None:
+    def test_a_file_with_only_answers_is_imported_without_validation(self, opened: Mulligan, seed: Any) -> None:
         done = seed(RESPONSES, validate=False)
         assert (done["ok"], done["source_format"], done["partial"], done["messages_loaded"]) == (
             True,
@@ -175,7 +175,7 @@ class TestFormats:
             {"role": "tool", "name": "d", "content": "4", "tool_call_id": "c4"},
         ]
 
-    def test_only_what_has_a_role_and_says_something_is_kept(self) -> None:
+    def test_only_messages_with_a_role_and_content_are_imported(self) -> None:
         odd = [{}, {"role": " ", "content": "x"}, {"role": "user"}, {"role": "user", "content": ""}, {"role": 3}]
         lines: list[Json] = [{"type": "message", "message": one} for one in odd]
         assert self._messages([*lines, {"type": "message", "message": USER}]) == [USER]
@@ -312,7 +312,7 @@ class TestValidation:
     @pytest.mark.parametrize(
         ("path", "opts"), [("\ud800", None), ("", None), (7, None), ("x", "opts"), ("x", 7), ("x", [1])]
     )
-    def test_what_is_no_path_or_no_options_raises(self, opened: Mulligan, path: Any, opts: Any) -> None:
+    def test_an_invalid_path_or_option_raises(self, opened: Mulligan, path: Any, opts: Any) -> None:
         with pytest.raises(MulliganError) as caught:
             opened.sessions.seed_from_jsonl(path, opts)
         assert caught.value.code == "invalid_params"
@@ -322,7 +322,9 @@ class TestValidation:
         assert (done["ok"], "cannot be read" in done["error"]) == (False, True)
         assert agent_session_seed_from_jsonl(str(tmp_path))["ok"] is False
 
-    def test_what_has_no_canonical_form_is_an_answer_and_makes_no_session(self, opened: Mulligan, seed: Any) -> None:
+    def test_a_number_without_a_canonical_form_gives_an_answer_and_no_half_session(
+        self, opened: Mulligan, seed: Any
+    ) -> None:
         done = seed('{"type":"message","message":{"role":"user","content":"a","n":99999999999999999999}}\n')
         assert done["ok"] in (True, False)
         assert len(opened.sessions.list()) == int(done["ok"])

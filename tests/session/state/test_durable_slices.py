@@ -92,7 +92,7 @@ class TestCalls:
         assert (number(session), session[Seen].all(), files(workspace)) == (1, (Seen("log"),), {})
         assert sound(workspace)
 
-    def test_a_call_that_fails_by_word_leaves_nothing_either(self, tmp_path: Path) -> None:
+    def test_a_call_marked_as_failed_leaves_no_change(self, tmp_path: Path) -> None:
         _, session = opened(tmp_path)
         with session.call("bad") as call:
             session.dispatch(Added())
@@ -293,7 +293,7 @@ class TestGoingBack:
         session.redo()
         assert session[Note].all() == (Note("a"), Note("b"), Note("c"))
 
-    def test_what_a_later_call_built_on_stays(self, tmp_path: Path) -> None:
+    def test_an_item_that_a_later_call_replaced_stays(self, tmp_path: Path) -> None:
         _, session = opened(tmp_path)
         for by in (1, 10):
             with session.call(str(by)):
@@ -332,9 +332,7 @@ class TestGoingBack:
 
     @pytest.mark.parametrize("last", ["rollback", "undo"])
     @pytest.mark.parametrize("first", ["restore", "undo"])
-    def test_what_went_back_in_files_only_can_still_be_undone_in_state(
-        self, tmp_path: Path, first: str, last: str
-    ) -> None:
+    def test_slices_can_be_undone_after_only_the_files_were(self, tmp_path: Path, first: str, last: str) -> None:
         workspace, session = opened(tmp_path)
         with session.turn("t"), session.call("c") as call:
             call.write_file("a", "b")

@@ -154,7 +154,7 @@ class TestEvents:
         assert number(session) == 200
 
     @pytest.mark.req("W21.reducer_error_reported")
-    def test_a_raising_reducer_is_reported_and_nothing_of_its_event_is_applied(self) -> None:
+    def test_if_a_reducer_raises_no_slice_changes(self) -> None:
         session = counting(Session())
         session[Note].register(Added, lambda view, event: Note(f"{1 / 0}"))
         result = session.dispatch(Added())
@@ -176,7 +176,7 @@ class TestEvents:
         assert session[Note].all() == (Note("kept"),)
 
     @pytest.mark.req("D12.name.event_bus")
-    def test_listeners_hear_what_was_published_and_may_fail(self) -> None:
+    def test_listeners_receive_published_events_and_may_fail(self) -> None:
         bus = EventBus()
         heard: list[object] = []
         end = bus.subscribe(Note, heard.append)
@@ -189,7 +189,7 @@ class TestEvents:
         assert session[Note].all() == (Note("a"), Note("b"))
         assert not bus.publish(Note("c")).ok
 
-    def test_listeners_hear_of_a_transaction_when_it_is_over(self) -> None:
+    def test_listeners_receive_the_events_of_a_transaction_after_its_end(self) -> None:
         heard: list[object] = []
         session = counting(Session())
         session.bus.subscribe(object, heard.append)
@@ -323,7 +323,7 @@ class TestSnapshots:
         assert number(session) == 2
 
     @pytest.mark.req("S4.session.snapshot_fields", "D12.name.snapshot", "S4.snapshotable.session")
-    def test_it_holds_frozen_tuples_and_says_where_it_is_from(self) -> None:
+    def test_a_snapshot_has_tuples_parent_children_and_tags(self) -> None:
         parent = Session(session_id=UUID(int=1))
         session = Session(parent=parent, tags={"who": "me"}, clock=FixedClock(NOON))
         Session(parent=session, session_id=UUID(int=2))
@@ -392,7 +392,7 @@ class TestTransactions:
         assert seen == [0, 1]
 
     @pytest.mark.req("W14.overlapping_calls")
-    def test_a_failing_one_does_not_take_back_an_overlapping_one(self) -> None:
+    def test_a_failing_call_does_not_undo_an_overlapping_one(self) -> None:
         session = counting(Session())
         with pytest.raises(RuntimeError), session.attempt("a", "1"):
             session.dispatch(Added(100))
@@ -423,7 +423,7 @@ class TestTransactions:
             raise RuntimeError
         assert number(session) == 0
 
-    def test_what_comes_after_the_end_of_a_call_is_no_part_of_it(self) -> None:
+    def test_an_event_after_the_end_of_a_call_is_no_part_of_the_call(self) -> None:
         import contextvars
 
         session = counting(Session())
@@ -436,7 +436,7 @@ class TestTransactions:
         assert later.run(session.dispatch, Added()).ok
         assert number(session) == 3
 
-    def test_what_comes_after_a_call_that_failed_changes_nothing(self) -> None:
+    def test_an_event_of_a_failed_call_changes_nothing(self) -> None:
         import contextvars
 
         from mulligan import ExecutionStateError

@@ -87,7 +87,7 @@ def test_any_value_comes_back_as_it_was(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [object(), lambda: 0, open, {object(): 1}])
-def test_what_has_no_form_is_refused(value: object) -> None:
+def test_a_value_without_a_json_form_is_refused(value: object) -> None:
     with pytest.raises(TypeError):
         TYPES.to_json(value)
 
@@ -128,7 +128,7 @@ HOSTILE = (
 
 @pytest.mark.req("D12.types_by_registry", "D18.json_types")
 @pytest.mark.parametrize("body", HOSTILE, ids=repr)
-def test_json_cannot_make_us_import_or_make_anything(body: dict[str, Any]) -> None:
+def test_json_never_makes_mulligan_import_or_create_anything(body: dict[str, Any]) -> None:
     raw = json.dumps(_snapshot_of(body))
     before = set(sys.modules)
     with pytest.raises(SnapshotMismatchError):
@@ -164,7 +164,7 @@ BROKEN = ("", "no json", "[]", "3", "{}", '{"version":"2"}', '{"version":"1","sl
 
 
 @pytest.mark.parametrize("raw", BROKEN)
-def test_what_is_no_snapshot_is_one_kind_of_error(raw: str) -> None:
+def test_text_that_is_no_snapshot_raises_snapshot_mismatch(raw: str) -> None:
     for kind in (Snapshot, CompositeSnapshot):
         with pytest.raises(SnapshotMismatchError):
             kind.from_json(raw)

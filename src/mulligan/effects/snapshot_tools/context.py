@@ -1,4 +1,4 @@
-"""What the snapshot tools (S2) share: the leases and snapshots of one root, and the request of a session.
+"""The context of the snapshot tools (S2): the leases and snapshots of one root, and the request of a session.
 
 `SnapshotContext` belongs to one open root; `ToolRequest` is one request, with its boundary and its lease.
 """
@@ -151,10 +151,10 @@ class ToolRequest:
 
     def may_show(self, path: RepoPath) -> bool:
         """Whether an answer may have the content of this resolved path."""
-        return self.boundary.admits(self.op, path) and not self.boundary.keeps_out_of_answers(self.op, path)
+        return self.boundary.allows(self.op, path) and not self.boundary.keeps_out_of_answers(self.op, path)
 
     def check_shown(self, path: RepoPath) -> None:
-        """As `may_show`, but refuses."""
+        """Refuse a path whose content no answer may have; see `may_show`."""
         self.boundary.check_path(self.op, path)
         if self.boundary.keeps_out_of_answers(self.op, path):
             raise SnapshotToolError(
@@ -167,8 +167,8 @@ class ToolRequest:
         if not self.boundary.has_policy and self.capability.fs_roots is None:
             return found
         manifest = found.manifest
-        entries = [one for one in manifest.entries if self.boundary.admits(self.op, one.path)]
-        empty_dirs = [one for one in manifest.empty_dirs if self.boundary.admits(self.op, one[0])]
+        entries = [one for one in manifest.entries if self.boundary.allows(self.op, one.path)]
+        empty_dirs = [one for one in manifest.empty_dirs if self.boundary.allows(self.op, one[0])]
         return replace(found, manifest=Manifest.of(entries, empty_dirs, manifest.scope))
 
     # Leases.
@@ -181,9 +181,9 @@ class ToolRequest:
         state = leases.fingerprints.state()
         return leases.issue(state), state
 
-    def touch(self, lease: Lease, seen: Mapping[RepoPath, PathState]) -> None:
+    def add_read_paths(self, lease: Lease, seen: Mapping[RepoPath, PathState]) -> None:
         """Add to the lease what this request saw, and the links it followed: their targets are part of the answer."""
-        self.context.leases.touch(lease, {**self.followed, **seen})
+        self.context.leases.add_read_paths(lease, {**self.followed, **seen})
 
     # Reading.
 
@@ -199,7 +199,7 @@ class ToolRequest:
             if found.outside:
                 raise SnapshotToolError("PERMISSION_DENIED", f"{path} leads out of the root.")
             boundary.check_path(op, found.path)
-            self.followed |= {link: link_state(to) for link, to in found.links if boundary.admits(op, link)}
+            self.followed |= {link: link_state(to) for link, to in found.links if boundary.allows(op, link)}
             return found.path
 
     def handles(self) -> Handles:
@@ -229,7 +229,7 @@ class ToolRequest:
                 raise SnapshotToolError("NOT_FOUND", f"{path} does not exist.")
             yield Listed(path, _KINDS.get(seen.kind, "special"))
             return
-        admits = self.boundary.admits
+        admits = self.boundary.allows
         found = list_below(self.open_root.disk.root.handle, path)
         yield from (one for one in found if admits(op, one.path))
 

@@ -34,7 +34,7 @@ from mulligan.files.tree.index import GONE, PathState
 from mulligan.values.canonical import encode
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.fast_dataclass import fast_dataclass
-from mulligan.values.paths import ROOT, RepoPath, is_below, path_bytes, path_from_bytes, to_wire
+from mulligan.values.paths import ROOT, RepoPath, is_within, path_bytes, path_from_bytes, to_wire
 from mulligan.values.text import in_base64, is_utf8
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def create(request: ToolRequest, asked: models.CreateParams) -> dict[str, Any]:
     paths = unique_paths(asked.paths) if asked.paths is not None else touched_files(lease)
     identifier, taken = retry_while_changing(request, lambda: _kept(request, captured(request, paths)))
     if lease is not None:
-        request.touch(lease, taken.seen)
+        request.add_read_paths(lease, taken.seen)
     return {
         "cache_hint": "immutable",
         "snapshot_id": identifier,
@@ -249,7 +249,7 @@ def _list_live(request: ToolRequest, path: RepoPath, asked: models.ListParams) -
             seen[one.path] = now
         above = parents_seen([*seen, real], lambda parent: request.seen(handles, parent))
     files = {one: now for one, now in seen.items() if now.kind != "dir"}
-    request.touch(lease, {**above, **files})
+    request.add_read_paths(lease, {**above, **files})
     return until_dirty(lease, state.fingerprint, {"entries": shown.items, **_extent(len(rows), asked, shown)})
 
 
@@ -258,7 +258,7 @@ def _rows_live(request: ToolRequest, real: RepoPath, asked: models.ListParams) -
         is_dir = request.seen(handles, real).kind == "dir"
     if not is_dir:
         return request.below("list", real)
-    admits = request.boundary.admits
+    admits = request.boundary.allows
     found = list_below(
         request.open_root.disk.root.handle, real, depth=asked.depth, include_ignored=asked.include_ignored
     )
@@ -291,7 +291,7 @@ def _read_live(request: ToolRequest, path: RepoPath, asked: models.FileParams) -
         request.check_shown(real)
         request.check_fits(seen.size)
         data = request.read(handles, real, seen)
-    request.touch(lease, {real: seen})
+    request.add_read_paths(lease, {real: seen})
     return until_dirty(lease, state.fingerprint, _content(path, data, seen.digest))
 
 
@@ -327,15 +327,16 @@ def grep(request: ToolRequest, asked: models.GrepParams) -> Body:
     snapshot = snapshot_of(request, asked)
     if snapshot is not None:
         files = [one for one in snapshot.manifest.entries if one.kind == "file" and one.size <= SEARCHED_MAX_BYTES]
-        entries = [one for one in files if _is_at_or_below(one.path, paths) and request.may_show(one.path)]
-        texts = ((one.path, request.context.snapshots.read(one.blob)) for one in entries)
+        entries = [one for one in files if any(is_within(one.path, base) for base in paths)]
+        shown = (one for one in entries if request.may_show(one.path))
+        texts = ((one.path, request.context.snapshots.read(one.blob)) for one in shown)
         return immutable(_Found(matcher, asked, request).among(texts))
     lease, state = request.lease(asked.lease_id)
     seen: dict[RepoPath, PathState] = {}
     found = _Found(matcher, asked, request)
     body = found.among(_live_texts(request, paths, seen))
     touched = {path: now for path, now in seen.items() if path in found.searched}
-    request.touch(lease, touched)
+    request.add_read_paths(lease, touched)
     return until_dirty(lease, state.fingerprint, body)
 
 
@@ -343,13 +344,9 @@ def _allowed_paths(request: ToolRequest) -> list[RepoPath]:
     """What a search without paths searches: the whole root, or the parts of it that `fs_roots` and policy allow."""
     named = request.boundary.allowed_roots
     # If the policy denies all of them, the search is refused for what it denies.
-    allowed = [path for path in named if request.boundary.admits("search", path)] or named
+    allowed = [path for path in named if request.boundary.allows("search", path)] or named
     with request.handles() as handles:
         return [path for path in allowed if len(allowed) == 1 or request.seen(handles, path) != GONE] or [ROOT]
-
-
-def _is_at_or_below(path: RepoPath, bases: Sequence[RepoPath]) -> bool:
-    return any(path == base or is_below(path, base) for base in bases)
 
 
 def _live_texts(
@@ -415,15 +412,15 @@ def export(request: ToolRequest, asked: models.ExportParams) -> Body:
         if asked.paths is not None:
             paths = unique_paths(asked.paths)
             chosen = Manifest.of(
-                (one for one in chosen.entries if _is_at_or_below(one.path, paths)),
-                (one for one in chosen.empty_dirs if _is_at_or_below(one[0], paths)),
+                (one for one in chosen.entries if any(is_within(one.path, base) for base in paths)),
+                (one for one in chosen.empty_dirs if any(is_within(one[0], base) for base in paths)),
             )
         _check_export(request, chosen)
         return immutable(_bundle(request, chosen, {}))
     lease, _ = request.lease(asked.lease_id)
     paths = unique_paths(asked.paths) if asked.paths is not None else touched_files(lease)
     taken, contents = retry_while_changing(request, lambda: _with_contents(request, captured(request, paths)))
-    request.touch(lease, taken.seen)
+    request.add_read_paths(lease, taken.seen)
     return until_dirty(lease, taken.fingerprint, _bundle(request, taken.manifest, contents))
 
 
@@ -484,7 +481,7 @@ def _changes_since_commit(request: ToolRequest, snapshot: StoredSnapshot) -> lis
             _kind(old.mode) != entry.kind or oid_of(request.context.snapshots.read(entry.blob), like=old.oid) != old.oid
         ):
             rows.append((entry.path, "modified"))
-    admits = request.boundary.admits
+    admits = request.boundary.allows
     rows += [(path, "deleted") for path in tracked if snapshot.manifest.covers(path) and admits(request.op, path)]
     return sorted(rows, key=lambda row: path_bytes(row[0]))
 
@@ -520,7 +517,7 @@ def diff(request: ToolRequest, asked: models.DiffParams) -> Body:
     old = {path: side for path, side in old.items() if request.may_show(path)}
     seen = _seen_now(request, [*old, *_paths_in_status(state, base)], base)
     text = _text(request, old, _sides_now(request, seen))
-    request.touch(lease, seen)
+    request.add_read_paths(lease, seen)
     return until_dirty(lease, state.fingerprint, {"diff": text})
 
 
@@ -531,7 +528,7 @@ def _diff_snapshots(request: ToolRequest, snapshot: StoredSnapshot, base: RepoPa
 
 
 def _sides_of(request: ToolRequest, entries: Iterable[CapturedFile], base: RepoPath) -> dict[RepoPath, Side]:
-    below = [one for one in entries if one.path == base or is_below(one.path, base)]
+    below = [one for one in entries if is_within(one.path, base)]
     chosen = [one for one in below if request.may_show(one.path)]
     return {one.path: Side(request.context.snapshots.read(one.blob), _git_mode(one.kind, one.mode)) for one in chosen}
 
@@ -543,7 +540,7 @@ def _git_mode(kind: str, mode: int) -> int:
 def _paths_in_status(state: TreeState, base: RepoPath) -> list[RepoPath]:
     """The paths at or below the base that git's status reports."""
     paths = [path_from_bytes(path) for path in state.facts if not path.endswith(b"/")]
-    return [path for path in paths if path == base or is_below(path, base)]
+    return [path for path in paths if is_within(path, base)]
 
 
 def _committed(
@@ -559,11 +556,9 @@ def _committed(
         contents = reader.contents(sorted({one.oid for one in rows}))
     except GitError as error:
         raise SnapshotToolError("INTERNAL", f"git could not be read: {error}") from None
-    return {one.path: Side(contents[one.oid], _tracked_mode(one)) for one in rows if one.oid in contents}
-
-
-def _tracked_mode(one: Tracked) -> int:
-    return stat.S_IFLNK if stat.S_ISLNK(one.mode) else stat.S_IMODE(one.mode)
+    sides = [one for one in rows if one.oid in contents]
+    modes = {one.path: _git_mode(_kind(one.mode), stat.S_IMODE(one.mode)) for one in sides}
+    return {one.path: Side(contents[one.oid], modes[one.path]) for one in sides}
 
 
 def _seen_now(request: ToolRequest, paths: Sequence[RepoPath], base: RepoPath) -> dict[RepoPath, PathState]:

@@ -78,7 +78,7 @@ BY_NAME: Mapping[str, SnapshotTool] = {name: one for one in TOOLS for name in (o
 
 @fast_dataclass(slots=True, frozen=True)
 class ToolOutcome:
-    """What a tool answered. `call_id` is its call in the journal, if it changed something."""
+    """The answer of a tool. `call_id` is its call in the journal, if it changed something."""
 
     body: dict[str, Any]
     is_error: bool

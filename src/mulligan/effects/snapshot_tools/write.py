@@ -13,14 +13,13 @@ from typing import Any
 
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects import params, write
-from mulligan.effects.context import EffectContext
-from mulligan.effects.patch import PatchTargets, as_patched_file, carried, check_format, check_patch_size, commit_patch
+from mulligan.effects.context import EffectContext, check_limit
+from mulligan.effects.patch import PatchTargets, as_patched_file, carried, check_format, commit_patch, reject_details
 from mulligan.effects.snapshot_tools import models
 from mulligan.effects.snapshot_tools.context import CONTENT_MAX_BYTES, ToolRequest, parse_path
 from mulligan.effects.snapshot_tools.read import immutable, snapshot_id_of, until_dirty
 from mulligan.effects.snapshot_tools.store import SnapshotToolError, StoredSnapshot
-from mulligan.effects.write import FileChangedError, check_changed, file_like
-from mulligan.effects.write import check_size as check_written
+from mulligan.effects.write import FileChangedError, file_like
 from mulligan.files.disk import Image
 from mulligan.files.patch.unified import (
     FilePatch,
@@ -172,7 +171,7 @@ def apply_patch(request: ToolRequest, asked: models.PatchParams) -> Body:
     text = asked.patch.encode("utf-8", "surrogatepass")
     check_size(len(text))
     check_format(request.capability, "unified")
-    check_patch_size(request.capability, text)
+    check_limit(request.capability, "max_patch_bytes", len(text))
     try:
         patches = parse_unified(text, strip=asked.strip)
     except MulliganError as error:
@@ -184,13 +183,7 @@ def apply_patch(request: ToolRequest, asked: models.PatchParams) -> Body:
 
 
 def _report(staged: UnifiedStaged) -> Body:
-    rejects = [
-        {
-            "path": to_wire(RepoPath(one.path)),
-            "hunks": [{"index": hunk.index, "reason": hunk.reason} for hunk in one.hunks],
-        }
-        for one in staged.rejects
-    ]
+    rejects = [reject_details(to_wire(RepoPath(one.path)), one.hunks) for one in staged.rejects]
     return {"applied": [to_wire(path) for path in staged.applied], "rejects": rejects}
 
 
@@ -206,13 +199,13 @@ def _with_refused(staged: UnifiedStaged, refused: set[RepoPath]) -> UnifiedStage
 
 def _hidden_sources(boundary: Boundary, patches: Iterable[FilePatch]) -> set[RepoPath]:
     """Sources of renames and copies whose content the policy would show only at the target."""
-    return {source for source, target in carried(patches) if not boundary.may_carry(source, target)}
+    return {source for source, target in carried(patches) if not boundary.may_transfer(source, target)}
 
 
 def _check_result(request: ToolRequest, staged: UnifiedStaged) -> None:
-    check_changed(request.capability, len(staged.files))
+    check_limit(request.capability, "max_changed_files", len(staged.files))
     for now in staged.files.values():
-        check_written(request.capability, 0 if now is None else len(now.content))
+        check_limit(request.capability, "max_write_bytes", 0 if now is None else len(now.content))
 
 
 def _apply_to_snapshot(
@@ -222,7 +215,7 @@ def _apply_to_snapshot(
     refused: set[RepoPath] = set()
 
     def look(path: RepoPath) -> PatchedFile | None:
-        if not request.boundary.admits("patch", path) or request.open_root.disk.capture.withheld(path) is not None:
+        if not request.boundary.allows("patch", path) or request.open_root.disk.capture.withheld(path) is not None:
             refused.add(path)
             return None
         entry = known.get(path)

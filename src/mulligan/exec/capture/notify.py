@@ -103,7 +103,7 @@ class Resolver:
             except OSError:
                 return
 
-    def late(self) -> list[bytes]:
+    def created_after_all(self) -> list[bytes]:
         """The missing names that exist now after all."""
         found = [os.path.join(os.path.realpath(os.path.dirname(one)), os.path.basename(one)) for one in self.missing]
         return [path for path in found if self.inside(path) and os.path.lexists(path)]
@@ -206,7 +206,7 @@ class OutsideEffects:
         # The kernel stamps files with the time of its last tick, which is up to a tick ago.
         self._since_ns = time.clock_gettime_ns(time.CLOCK_REALTIME) - _TICK_NS
         self._outside: dict[bytes, bool] = {}
-        self._spoken_to: dict[bytes, str] = {}
+        self._addresses: dict[bytes, str] = {}
         self._own: set[bytes] = set()
 
     def may_change(self, path: bytes) -> None:
@@ -220,12 +220,12 @@ class OutsideEffects:
         self._own.add(address)
 
     def connected(self, address: bytes, reason: str) -> None:
-        if address not in self._own and len(self._spoken_to) < LISTED_MAX:
-            self._spoken_to[address] = reason
+        if address not in self._own and len(self._addresses) < LISTED_MAX:
+            self._addresses[address] = reason
 
     def coverage(self) -> dict[bytes, str]:
         changed = [path for path, existed in self._outside.items() if self._has_changed(path, existed)]
-        return dict.fromkeys(_in_few_words(changed), "outside_root") | self._spoken_to
+        return dict.fromkeys(_summarised(changed), "outside_root") | self._addresses
 
     def _has_changed(self, path: bytes, existed: bool) -> bool:
         """Whether a path outside changed.
@@ -246,7 +246,7 @@ def look_quietly(path: bytes) -> os.stat_result | None:
         return None
 
 
-def _in_few_words(paths: list[bytes]) -> list[bytes]:
+def _summarised(paths: list[bytes]) -> list[bytes]:
     found = set(paths)
     while len(found) > LISTED_MAX:
         deepest = max(path.count(b"/") for path in found)
@@ -286,7 +286,7 @@ def internet_address(raw: bytes) -> tuple[bytes, str] | None:
 
 _RECEIVE = 0xC0502100
 _SEND = 0xC0182101
-_STILL_THERE = 0x40082102
+_STILL_WAITS = 0x40082102
 _SET_FLAGS = 0x40082104
 _WAKE_BESIDE = 1
 _CONTINUE = 1
@@ -313,32 +313,32 @@ class Supervisor:
     Call `start` when the listener is here, `join` after the last descendant.
     """
 
-    def __init__(self, root: bytes, witness: PreimageKeeper) -> None:
+    def __init__(self, root: bytes, keeper: PreimageKeeper) -> None:
         self._memory = kernel.MemoryReader()
         self._resolver = Resolver(root)
-        self._bystanders = OtherWriters(witness)
-        self._ledger = TouchedPaths(root, self._bystanders)
+        self._other_writers = OtherWriters(keeper)
+        self._touched_paths = TouchedPaths(root, self._other_writers)
         self._device = os.stat(root).st_dev
         self._handlers = self._table()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._beyond = OutsideEffects()
+        self._outside_effects = OutsideEffects()
         self._names_outside: set[bytes] = set()
         self.stops = 0
 
     @property
     def touched(self) -> frozenset[bytes]:
-        return frozenset(self._ledger.touched)
+        return frozenset(self._touched_paths.touched)
 
     def coverage(self) -> tuple[tuple[bytes, str], ...]:
         """The paths that may have changed without a preimage, each with the reason."""
-        linked = dict.fromkeys(self._ledger.unsure | self._names_outside, "hard_link")
+        linked = dict.fromkeys(self._touched_paths.with_unknown_links | self._names_outside, "hard_link")
         mounted = dict.fromkeys(self._resolver.foreign, "other_mounts")
-        return tuple(sorted((self._beyond.coverage() | linked | mounted).items()))
+        return tuple(sorted((self._outside_effects.coverage() | linked | mounted).items()))
 
     def shared(self) -> frozenset[bytes]:
         """Touched paths that another process changed too, while the command ran."""
-        return self._bystanders.were_at(self.touched)
+        return self._other_writers.changed_by_others(self.touched)
 
     def start(self, listener: int) -> None:
         # The thread gets a copy of our context variables, so that it records changes in the current call.
@@ -350,25 +350,19 @@ class Supervisor:
         """Wait for the last answer. Raises the error that stopped the supervisor, if there was one."""
         if self._thread is not None:
             self._thread.join(_JOIN_S)
-            self._add_late(self._resolver.late())
+            for path in (missed := self._resolver.created_after_all()):
+                self._other_writers.ignore_changes_of(path)
+            self._touched_paths.add_missed(missed)
             if self._thread.is_alive():
                 raise fault("internal", "The command still waits for an answer after all its processes ended.")
         if self._failure is not None:
             raise self._failure
 
-    def _add_late(self, paths: list[bytes]) -> None:
-        self._ledger.late(paths)
-        for path in paths:
-            self._bystanders.forgive(path)
-
     def close(self) -> None:
-        self._bystanders.close()
+        self._other_writers.close()
 
     def _serve(self, listener: int) -> None:
-        """Serve the listener.
-
-        Whatever ends this, the listener closes, so that the kernel fails every further change.
-        """
+        """Serve the listener, and close it even after an error, so that the kernel fails every further change."""
         try:
             self._answer_all(listener)
         finally:
@@ -408,7 +402,7 @@ class Supervisor:
             act = self._handlers[number](pid, stop[6:])
             # We read its memory by process id. If the process died meanwhile, another may have got that id, so what we
             # read counts only if the notification is still pending.
-            if act is None or not _still_there(listener, identity):
+            if act is None or not _still_waits(listener, identity):
                 return 0
             act()
         except CallRefusedError as refused:
@@ -452,8 +446,8 @@ class Supervisor:
         return handle
 
     def _opened(self, path: bytes, flags: int) -> None:
-        self._bystanders.expect(path, WriteKind.WRITTEN, *((WriteKind.CREATED,) if flags & os.O_CREAT else ()))
-        self._ledger.opened(path, flags)
+        self._other_writers.expect(path, WriteKind.WRITTEN, *((WriteKind.CREATED,) if flags & os.O_CREAT else ()))
+        self._touched_paths.opened(path, flags)
 
     def _open_flags(self, call: SystemCall, pid: int, arguments: Arguments) -> int:
         if call.flags is not None:
@@ -467,7 +461,7 @@ class Supervisor:
 
         It may be a hard link of a file inside, so the receipt lists it: undo cannot reach it.
         """
-        self._beyond.may_change(path)
+        self._outside_effects.may_change(path)
         status = look(path)
         if (
             status is not None
@@ -481,14 +475,14 @@ class Supervisor:
     def _on_create(self, call: SystemCall) -> Handler:
         def handle(pid: int, arguments: Arguments) -> Act | None:
             path = self._path(call, pid, arguments, follow=False)
-            return self._inside(path, self._ledger.created, WriteKind.CREATED)
+            return self._inside(path, self._touched_paths.created, WriteKind.CREATED)
 
         return handle
 
     def _on_remove(self, call: SystemCall) -> Handler:
         def handle(pid: int, arguments: Arguments) -> Act | None:
             path = self._path(call, pid, arguments, follow=False)
-            return self._inside(path, self._ledger.removed, WriteKind.REMOVED)
+            return self._inside(path, self._touched_paths.removed, WriteKind.REMOVED)
 
         return handle
 
@@ -500,13 +494,13 @@ class Supervisor:
                 path = self._path_or_descriptor(call, pid, arguments, follow=follow)
             else:
                 path = self._path(call, pid, arguments, follow=follow)
-            return self._inside(path, self._ledger.modified)
+            return self._inside(path, self._touched_paths.modified)
 
         return handle
 
     def _on_modify_open(self, call: SystemCall) -> Handler:
         def handle(pid: int, arguments: Arguments) -> Act | None:
-            return self._inside(self._resolver.descriptor(pid, arguments[0] & 0xFFFFFFFF), self._ledger.modified)
+            return self._inside(self._resolver.descriptor(pid, arguments[0] & 0xFFFFFFFF), self._touched_paths.modified)
 
         return handle
 
@@ -515,14 +509,14 @@ class Supervisor:
             old = self._path(call, pid, arguments, follow=False)
             new = self._target(call, pid, arguments)
             if old is not None and new is None and self._resolver.inside(old):
-                return lambda: self._ledger.leaving(old)
+                return lambda: self._touched_paths.moved_out(old)
             if old is None or new is None or old == new:
                 return None
             flags = arguments[call.flags] if call.flags is not None else 0
             inside = (self._resolver.inside(old), self._resolver.inside(new))
             for path in (path for path, is_ours in zip((old, new), inside, strict=True) if not is_ours):
-                self._beyond.may_change(path)
-            if not any(inside) or (flags & _RENAME_NOREPLACE and look(new) and new not in self._ledger.touched):
+                self._outside_effects.may_change(path)
+            if not any(inside) or (flags & _RENAME_NOREPLACE and look(new) and new not in self._touched_paths.touched):
                 return None
             return lambda: self._renamed(old, new, inside)
 
@@ -530,10 +524,10 @@ class Supervisor:
 
     def _renamed(self, old: bytes, new: bytes, inside: tuple[bool, bool]) -> None:
         if all(inside):
-            self._bystanders.expect_move(old, new)
+            self._other_writers.expect_move(old, new)
         else:
-            self._bystanders.forgive(new if inside[1] else old)
-        self._ledger.renamed(old, new, inside=inside)
+            self._other_writers.ignore_changes_of(new if inside[1] else old)
+        self._touched_paths.renamed(old, new, inside=inside)
 
     def _on_link(self, call: SystemCall) -> Handler:
         def handle(pid: int, arguments: Arguments) -> Act | None:
@@ -547,19 +541,19 @@ class Supervisor:
 
     def _linked(self, old: bytes | None, new: bytes | None) -> None:
         if new is not None:
-            self._bystanders.expect(new, WriteKind.CREATED)
-        self._ledger.linked(old, new)
+            self._other_writers.expect(new, WriteKind.CREATED)
+        self._touched_paths.linked(old, new)
 
     def _on_bind(self, call: SystemCall) -> Handler:
         def handle(pid: int, arguments: Arguments) -> Act | None:
             raw = self._read(pid, arguments[1], min(arguments[2], _SOCKADDR_MAX_BYTES))
             name = unix_name(raw)
             if name is None or name.startswith(b"@"):
-                self._beyond.bound(name or (internet_address(raw) or (b"", ""))[0])
+                self._outside_effects.bound(name or (internet_address(raw) or (b"", ""))[0])
                 return None
             path = self._resolver.name(pid, AT_FDCWD, name, follow=False)
-            self._beyond.bound(path or name)
-            return self._inside(path, self._ledger.created, WriteKind.CREATED)
+            self._outside_effects.bound(path or name)
+            return self._inside(path, self._touched_paths.created, WriteKind.CREATED)
 
         return handle
 
@@ -572,21 +566,22 @@ class Supervisor:
                 name = self._resolver.name(pid, AT_FDCWD, name, follow=True)
                 name = None if name is None or look(name) is None else name
             found = (name, "other_daemon") if name is not None else internet_address(raw)
-            return None if found is None else lambda: self._beyond.connected(*found)
+            return None if found is None else lambda: self._outside_effects.connected(*found)
 
         return handle
 
-    def _inside(self, path: bytes | None, then: Callable[[bytes], None], *deeds: WriteKind) -> Act | None:
+    def _inside(self, path: bytes | None, then: Callable[[bytes], None], *kinds: WriteKind) -> Act | None:
         if path is None:
             return None
         if not self._resolver.inside(path):
-            self._beyond.may_change(path)
+            self._outside_effects.may_change(path)
             return None
-        return lambda: self._change(path, then, deeds)
 
-    def _change(self, path: bytes, then: Callable[[bytes], None], deeds: tuple[WriteKind, ...]) -> None:
-        self._bystanders.expect(path, *deeds)
-        then(path)
+        def act() -> None:
+            self._other_writers.expect(path, *kinds)
+            then(path)
+
+        return act
 
     def _path(self, call: SystemCall, pid: int, arguments: Arguments, *, follow: bool) -> bytes | None:
         dirfd = AT_FDCWD if call.dirfd == CWD else arguments[call.dirfd] & 0xFFFFFFFF
@@ -603,11 +598,9 @@ class Supervisor:
         """
         if call.dirfd != CWD and (not arguments[call.path] or not self._text(pid, arguments[call.path])):
             dirfd = arguments[call.dirfd] & 0xFFFFFFFF
-            return (
-                self._resolver.name(pid, AT_FDCWD, b".", follow=True)
-                if dirfd == AT_FDCWD
-                else (self._resolver.descriptor(pid, dirfd))
-            )
+            if dirfd == AT_FDCWD:
+                return self._resolver.name(pid, AT_FDCWD, b".", follow=True)
+            return self._resolver.descriptor(pid, dirfd)
         return self._path(call, pid, arguments, follow=follow)
 
     def _text(self, pid: int, address: int) -> bytes:
@@ -635,10 +628,10 @@ def _unreadable(error: OSError) -> CallRefusedError:
     return CallRefusedError(errno.EFAULT if error.errno in (errno.EFAULT, errno.ESRCH) else errno.EIO)
 
 
-def _still_there(listener: int, identity: int) -> bool:
+def _still_waits(listener: int, identity: int) -> bool:
     """Whether the stopped call still waits. If not, its process id may belong to another process now."""
     try:
-        fcntl.ioctl(listener, _STILL_THERE, struct.pack("=Q", identity))
+        fcntl.ioctl(listener, _STILL_WAITS, struct.pack("=Q", identity))
     except FileNotFoundError:
         return False
     return True
@@ -681,7 +674,7 @@ class Capture(Protocol):
 
 
 class Notify:
-    """Captures each change before it happens. Another thread calls `witness`.
+    """Captures each change before it happens. The supervisor's thread calls `keeper`.
 
     `caught` is set once `end` was called, even if it raised. If `lingers`, it continues to count the writes of other
     programs until the caller calls `late`, which it must do.
@@ -689,14 +682,14 @@ class Notify:
 
     name: StrategyName = "notify"
 
-    def __init__(self, witness: PreimageKeeper, *, lingers: bool = False) -> None:
+    def __init__(self, keeper: PreimageKeeper, *, lingers: bool = False) -> None:
         self.caught = CaughtPaths(frozenset())
         self._lingers = lingers
-        self._witness = witness
+        self._keeper = keeper
         self._supervisor: Supervisor | None = None
 
     def begin(self, command: Command) -> StartOptions:
-        self._supervisor = Supervisor(command.root, self._witness)
+        self._supervisor = Supervisor(command.root, self._keeper)
         return StartOptions(program=seccomp.program(kernel.MACHINE, notify=True), listens=True)
 
     def received(self, word: str, fds: list[int]) -> None:
@@ -724,18 +717,3 @@ class Notify:
             return self._supervisor.shared() - self.caught.shared
         finally:
             self._supervisor.close()
-
-
-class Bare:
-    """Captures nothing. It is for measuring what the other strategies cost."""
-
-    name: StrategyName = "bare"
-
-    def begin(self, command: Command) -> StartOptions:
-        return StartOptions()
-
-    def received(self, word: str, fds: list[int]) -> None:
-        raise AssertionError(word)
-
-    def end(self) -> CaughtPaths:
-        return CaughtPaths(frozenset())

@@ -92,15 +92,15 @@ class Expansion:
         """The changes in a folder of the upper layer; `base` is the lower folder that it is merged with, if any."""
         names = os.listdir(_readable(self._upper + folder))
         if base is not None and base != self._root + folder:
-            yield from self._brought_along(folder, base, frozenset(names))
+            yield from self._moved_with_folder(folder, base, frozenset(names))
         for name in sorted(names):
-            yield from self._one(folder + b"/" + name, None if base is None else base + b"/" + name)
+            yield from self._changes_at(folder + b"/" + name, None if base is None else base + b"/" + name)
 
-    def _one(self, path: bytes, base: bytes | None) -> Iterator[IsolatedChange]:
+    def _changes_at(self, path: bytes, base: bytes | None) -> Iterator[IsolatedChange]:
         source, real = self._upper + path, self._root + path
         status = os.lstat(source)
         # overlayfs marks a deleted lower file by a character device 0/0.
-        if _is_whiteout(status):
+        if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
             yield from _absences(real)
         elif stat.S_ISDIR(status.st_mode):
             yield from self._folder(path, base, status)
@@ -128,27 +128,24 @@ class Expansion:
 
     def _merged_with(self, source: bytes, path: bytes, base: bytes | None) -> bytes | None:
         """The lower folder whose content is visible in it: its own, the one it was renamed from, or none."""
-        marks = _marks(source)
+        marks = _overlay_marks(source)
         if marks.get(b"opaque") == b"y":
             return None
         redirect = marks.get(b"redirect")
         if redirect is not None:
-            parent = (self._root + path).rpartition(b"/")[0]
-            return self._root + redirect if redirect.startswith(b"/") else _sibling(base, parent, redirect)
+            if redirect.startswith(b"/"):
+                return self._root + redirect
+            return (self._root + path if base is None else base).rpartition(b"/")[0] + b"/" + redirect
         status = look(base) if base is not None else None
         return base if status is not None and stat.S_ISDIR(status.st_mode) else None
 
-    def _brought_along(self, folder: bytes, base: bytes, hidden: frozenset[bytes]) -> Iterator[IsolatedChange]:
+    def _moved_with_folder(self, folder: bytes, base: bytes, hidden: frozenset[bytes]) -> Iterator[IsolatedChange]:
         """The unchanged files that a renamed folder took along; their bytes are still in the lower layer."""
         for name in sorted(_names(base) - hidden):
             for path in (base + b"/" + name, *below(base + b"/" + name)):
                 status = os.lstat(path)
                 moved = self._root + folder + path[len(base) :]
                 yield IsolatedChange(moved, kind_of_status(status), stat.S_IMODE(status.st_mode), path)
-
-
-def _sibling(base: bytes | None, parent: bytes, name: bytes) -> bytes:
-    return (base.rpartition(b"/")[0] if base is not None else parent) + b"/" + name
 
 
 def _absences(real: bytes) -> Iterator[IsolatedChange]:
@@ -159,10 +156,6 @@ def _absences(real: bytes) -> Iterator[IsolatedChange]:
             yield IsolatedChange(path, "absent")
 
 
-def _is_whiteout(status: os.stat_result) -> bool:
-    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
-
-
 def kind_of_status(status: os.stat_result) -> Literal["file", "symlink", "dir", "special"]:
     if stat.S_ISREG(status.st_mode):
         return "file"
@@ -171,7 +164,7 @@ def kind_of_status(status: os.stat_result) -> Literal["file", "symlink", "dir", 
     return "dir" if stat.S_ISDIR(status.st_mode) else "special"
 
 
-def _marks(path: bytes) -> dict[bytes, bytes]:
+def _overlay_marks(path: bytes) -> dict[bytes, bytes]:
     found = {}
     for name in os.listxattr(path, follow_symlinks=False):
         raw = os.fsencode(name)

@@ -1,15 +1,14 @@
 """The classic BPF programs that a command runs under. Pure: a machine's name in, bytes out.
 
-1. A program of another instruction set (32-bit, x32) is stopped dead: its calls have other numbers.
-2. io_uring is denied: it would do file work that no filter sees. So is writing by file handle.
-3. Without network: no sockets but pairs.
-4. Calls of the table wait for the supervisor; opening only if its flags can change something.
+1. The filter kills a program of another instruction set (32-bit, x32), because its calls have other numbers.
+2. It denies io_uring, which would do file work that no filter sees, and writing by file handle.
+3. Without network, it allows only pairs of connected sockets.
+4. The calls of the table `CALLS` wait for the supervisor; an open call only if its flags can change something.
 
-Every system call that changes a file system by name, as a table: its numbers and where its names are.
-
-So is every one by which it may speak to somebody else who does. The filter stops exactly these; the supervisor reads
-exactly these arguments. What works on a descriptor that was opened
-for writing (write, ftruncate, mmap, copy_file_range, ioctl FICLONE) is not here: opening it was the stop.
+`CALLS` has every system call that changes a file system through a path, and every call by which a command can ask
+another program to do so: the numbers, and which arguments are paths. The filter stops exactly these calls, and the
+supervisor reads exactly these arguments. Calls on a descriptor that was opened for writing (write, ftruncate, mmap,
+copy_file_range, ioctl FICLONE) are not in it, because the supervisor has already seen the open call.
 """
 
 from __future__ import annotations
@@ -159,7 +158,8 @@ def program(machine: str, *, notify: bool, sockets: str = "all") -> bytes | None
     if notify or sockets != "all":
         code += _when(IO_URING_SETUP, [_return(_ERRNO | errno.ENOSYS)])
     if notify:
-        code += _by_handle(OPEN_BY_HANDLE_AT[machine])
+        if_writing = [_load(_argument(2)), (_JUMP_ANY_BIT, 0, 1, WRITE_FLAGS), _return(_ERRNO | errno.EPERM)]
+        code += _when(OPEN_BY_HANDLE_AT[machine], [*if_writing, _return(_ALLOW)])
         for call in CALLS:
             code += _stop_at(call, call.number(machine))
     code.append(_return(_ALLOW))
@@ -182,22 +182,15 @@ def _socket_rules(number: int, *, allow_inet: bool) -> list[_Instruction]:
     return _when(number, [*body, _return(_ERRNO | errno.EACCES)])
 
 
-def _by_handle(number: int) -> list[_Instruction]:
-    denied = [_load(_argument(2)), (_JUMP_ANY_BIT, 0, 1, WRITE_FLAGS), _return(_ERRNO | errno.EPERM), _return(_ALLOW)]
-    return _when(number, denied)
-
-
 def _stop_at(call: SystemCall, number: int) -> list[_Instruction]:
     if not number:
         return []
-    if (
-        call.does is SystemCallKind.CONNECT and call.path
-    ):  # Without an address the data goes to a socket that was connected before, which was a stop already.
+    # Without an address the data goes to a connected socket, and the supervisor has seen that connection.
+    if call.does is SystemCallKind.CONNECT and call.path:
         addressed = [_load(_argument(call.path)), (_JUMP_ANY_BIT, 0, 1, 0xFFFFFFFF), _return(_NOTIFY)]
         return _when(number, [*addressed, _return(_ALLOW)])
-    if (
-        call.does is not SystemCallKind.OPEN or call.flags is None
-    ):  # openat2's flags are in memory, which BPF cannot read
+    # openat2's flags are in memory, which BPF cannot read.
+    if call.does is not SystemCallKind.OPEN or call.flags is None:
         return _when(number, [_return(_NOTIFY)])
     only_writing = [_load(_argument(call.flags)), (_JUMP_ANY_BIT, 0, 1, WRITE_FLAGS), _return(_NOTIFY)]
     return _when(number, [*only_writing, _return(_ALLOW)])

@@ -1,19 +1,20 @@
-"""Which paths a command touched, and which of them the preimage keeper must know before the command continues.
+"""Finds the paths that a command touched, and reports each to the preimage keeper before the command changes it.
 
 Invariants of `TouchedPaths`:
-1. A path is reported once, before the first change to it, and only if it can have existed before the command.
-2. What is below a path that was absent, or no folder, when first touched did not exist before: touched, not reported.
-3. What is below a folder that was moved or removed was reported when the folder went. What comes into its place later
-   is reported too, although it cannot have existed: after a crash, recovery could not tell the two apart.
-So the keeper has every preimage, and a touched path that was never reported was absent and is below a reported path
-that was no folder.
+1. It reports a path once, before the first change to it, and only if the path can have existed before the command.
+2. If the command first touched a path while it was absent or no folder, then nothing below it existed before. Such
+   paths count as touched, and are not reported.
+3. Before a folder is moved or removed, it reports everything below it. It also reports what the command puts there
+   later, although that did not exist before: after a crash, recovery could not tell the two apart.
+So the keeper has every preimage. A touched path that was never reported was absent, below a reported path that was no
+folder.
 
-`OtherWriters` finds changes in the command's folders that the command did not make. The supervisor learns of every
-change before the command makes it; inotify reports every change that was made by any process. What happened more often
-than the command asked for was done by another program: a person's save, a formatter, a daemon. It is counted for each
-name: opened for writing and closed, created, removed, moved there. What happened to a name before its preimage was
-taken is in the preimage, and does not count. The kernel may join equal events and a call may fail after it was
-counted, so another writer can be missed, but the command's own change is never taken for another's.
+`OtherWriters` finds changes in the command's folders that another program made: a person's save, a formatter, a
+daemon. The supervisor knows every change before the command makes it, and inotify reports the changes of all processes.
+For each name, `OtherWriters` counts both: written and closed, created, removed, moved there. If inotify reports more
+than the supervisor has seen, another program changed that name too. A change before the preimage was stored is in the
+preimage, and does not count. The kernel may join equal events, and a counted call may fail, so `OtherWriters` can miss
+another writer; but it never takes the command's own change for another program's.
 """
 
 from __future__ import annotations
@@ -68,14 +69,14 @@ class FirstState(Enum):
 class TouchedPaths:
     """The touched paths of one command. For one thread."""
 
-    def __init__(self, root: bytes, witness: ChangeListener) -> None:
+    def __init__(self, root: bytes, listener: ChangeListener) -> None:
         self._root = root
-        self._witness = witness
+        self._listener = listener
         self._first: dict[bytes, FirstState] = {}
         self._links: dict[tuple[int, int], list[bytes]] | None = None
         self.touched: set[bytes] = set()
         # Paths with other hard links that Mulligan could not find.
-        self.unsure: set[bytes] = set()
+        self.with_unknown_links: set[bytes] = set()
 
     def opened(self, path: bytes, flags: int) -> None:
         """The command opens a file for writing. Ignores paths that are no regular file, and calls that must fail."""
@@ -84,14 +85,14 @@ class TouchedPaths:
         status = look(path)
         if status is None:
             if flags & os.O_CREAT:
-                self._tell_one(path, FirstState.ABSENT)
+                self._report_one(path, FirstState.ABSENT)
         elif stat.S_ISREG(status.st_mode) and flags & (os.O_CREAT | os.O_EXCL) != os.O_CREAT | os.O_EXCL:
-            self._tell_inode(path, status)
+            self._report_inode(path, status)
 
     def created(self, path: bytes) -> None:
         # The call fails if the path exists, and then nothing changes.
         if path not in self.touched and look(path) is None:
-            self._tell_one(path, FirstState.ABSENT)
+            self._report_one(path, FirstState.ABSENT)
 
     def modified(self, path: bytes) -> None:
         """The command changes content or metadata; every other name of the same inode changes too."""
@@ -99,14 +100,14 @@ class TouchedPaths:
             return
         status = look(path)
         if status is not None:
-            self._tell_inode(path, status)
+            self._report_inode(path, status)
 
     def removed(self, path: bytes) -> None:
         """The command removes a path. Only an empty folder can be removed, so nothing below it needs a preimage."""
         if path not in self.touched:
             status = look(path)
             if status is not None:
-                self._tell_one(path, _first_of(status), going=True)
+                self._report_one(path, _first_of(status), going=True)
         if self._first.get(path) is FirstState.FOLDER and not _names_in(path):
             self._first[path] = FirstState.WHOLE
 
@@ -114,14 +115,14 @@ class TouchedPaths:
         """The command makes a hard link. `old` is reported too, because its bytes can now change under the new name."""
         if old == new or (new is not None and new not in self.touched and look(new) is not None):
             return
-        self._tell([path for path in (old, new) if path is not None and path not in self.touched])
+        self._report([path for path in (old, new) if path is not None and path not in self.touched])
 
-    def leaving(self, old: bytes) -> None:
+    def moved_out(self, old: bytes) -> None:
         """The command moves a path out of the root, where Mulligan cannot follow it."""
         if old in self.touched or look(old) is not None:
-            self._whole(old, list(below(old)))
+            self._report_tree(old, list(below(old)))
 
-    def late(self, paths: Iterable[bytes]) -> None:
+    def add_missed(self, paths: Iterable[bytes]) -> None:
         """The command made these paths by calls that Mulligan expected to fail. They cannot have existed before."""
         self.touched.update(path for path in paths if path not in self.touched and self._was_not_there(path))
 
@@ -136,38 +137,38 @@ class TouchedPaths:
             return
         moved_out, moved_in = list(below(old)), list(below(new))
         if inside[0]:
-            self._whole(old, moved_out)
+            self._report_tree(old, moved_out)
         if inside[1]:
-            self._whole(new, moved_in)
+            self._report_tree(new, moved_in)
         arriving = [old + path[len(new) :] for path in moved_in] if inside[0] else []
         arriving += [new + path[len(old) :] for path in moved_out] if inside[1] else []
-        self._tell([path for path in arriving if path not in self.touched])
+        self._report([path for path in arriving if path not in self.touched])
 
-    def _whole(self, path: bytes, inner: list[bytes]) -> None:
-        self._tell([each for each in (path, *inner) if each not in self.touched], going=True)
+    def _report_tree(self, path: bytes, inner: list[bytes]) -> None:
+        self._report([each for each in (path, *inner) if each not in self.touched], going=True)
         if self._first.get(path) is FirstState.FOLDER:
             self._first[path] = FirstState.WHOLE
 
-    def _tell_one(self, path: bytes, first: FirstState, *, going: bool = False) -> None:
+    def _report_one(self, path: bytes, first: FirstState, *, going: bool = False) -> None:
         """Report a single path. This is the usual case, so it is written for speed."""
         if not self._was_not_there(path):
-            self._witness.about_to_change((path,), going=going)
+            self._listener.about_to_change((path,), going=going)
             self._first[path] = first
         self.touched.add(path)
 
-    def _tell_inode(self, path: bytes, status: os.stat_result) -> None:
+    def _report_inode(self, path: bytes, status: os.stat_result) -> None:
         others = self._other_names(path, status)
         if others:
-            self._tell([path, *others])
+            self._report([path, *others])
         else:
-            self._tell_one(path, _first_of(status))
+            self._report_one(path, _first_of(status))
 
-    def _tell(self, paths: list[bytes], *, going: bool = False) -> None:
-        told = [path for path in paths if not self._was_not_there(path)]
-        kinds = [_first_of(look(path)) for path in told]
-        for start in range(0, len(told), _BATCH):
-            self._witness.about_to_change(told[start : start + _BATCH], going=going)
-        self._first.update(zip(told, kinds, strict=True))
+    def _report(self, paths: list[bytes], *, going: bool = False) -> None:
+        reported = [path for path in paths if not self._was_not_there(path)]
+        kinds = [_first_of(look(path)) for path in reported]
+        for start in range(0, len(reported), _BATCH):
+            self._listener.about_to_change(reported[start : start + _BATCH], going=going)
+        self._first.update(zip(reported, kinds, strict=True))
         self.touched.update(paths)
 
     def _was_not_there(self, path: bytes) -> bool:
@@ -191,7 +192,7 @@ class TouchedPaths:
             self._links = find_links(self._root)
         names = self._links.get((status.st_dev, status.st_ino), [])
         if len(names) < status.st_nlink:
-            self.unsure.add(path)
+            self.with_unknown_links.add(path)
         return [name for name in names if name != path and name not in self.touched]
 
 
@@ -273,56 +274,50 @@ os.register_at_fork(
 )  # These belong to the parent. A child that read from one would take the parent's events.
 
 
-def _take() -> int:
-    try:
+def _take_inotify() -> int:
+    with suppress(IndexError):
         return _spare.pop()
-    except IndexError:
-        pass
     try:
         return kernel.inotify_init()
     except OSError:
         return -1
 
 
-def _give_back(fd: int, watches: Iterable[int]) -> None:
+def _return_inotify(fd: int, watches: Iterable[int]) -> None:
     for watch in watches:
         with suppress(OSError):  # The folder is gone, and the kernel removed the watch with it.
             kernel.inotify_rm_watch(fd, watch)
-    _empty(fd)
+    # Discard the unread events. They belong to removed watches, whose numbers the kernel does not use again.
+    with suppress(BlockingIOError):
+        while os.read(fd, _READ_BYTES):
+            pass
     if len(_spare) < _SPARE_MAX:
         _spare.append(fd)
     else:
         os.close(fd)
 
 
-def _empty(fd: int) -> None:
-    """Discard the unread events. They belong to removed watches, whose numbers the kernel does not use again."""
-    with suppress(BlockingIOError):
-        while os.read(fd, _READ_BYTES):
-            pass
-
-
 class OtherWriters:
     """Finds writes of other programs, by inotify; without inotify it finds none. For one thread. Close it."""
 
-    def __init__(self, witness: PreimageKeeper) -> None:
-        self._witness = witness
+    def __init__(self, keeper: PreimageKeeper) -> None:
+        self._keeper = keeper
         self._folders: dict[int, bytes] = {}
         self._watched: set[bytes] = set()
-        self._asked: Counter[tuple[bytes, int]] = Counter()
-        self._done: dict[bytes, Counter[int]] = {}
-        self._blind: set[bytes] = set()
+        self._expected: Counter[tuple[bytes, int]] = Counter()
+        self._events: dict[bytes, Counter[int]] = {}
+        self._uncounted: set[bytes] = set()
         self._overflowed = False
         self._stops = 0
-        self._fd = _take()
+        self._fd = _take_inotify()
 
-    def expect(self, path: bytes, *deeds: WriteKind) -> None:
+    def expect(self, path: bytes, *kinds: WriteKind) -> None:
         """The command is about to make this change. From now on, every event in that folder is counted."""
         if self._fd < 0:
             return
         self._watch(path[: path.rfind(b"/")] or b"/")
-        for deed in deeds:
-            self._asked[path, deed] += 1
+        for kind in kinds:
+            self._expected[path, kind] += 1
         self._stops += 1
         if self._stops % _DRAIN_EVERY == 0:
             self._drain()
@@ -333,15 +328,15 @@ class OtherWriters:
         self.expect(new, WriteKind.MOVED_TO)
         for one, other in ((old, new), (new, old)):
             if os.path.isdir(one):
-                self._blind.add(other + b"/")
-                self._blind.add(one + b"/")
+                self._uncounted.add(other + b"/")
+                self._uncounted.add(one + b"/")
         self._drain()
         still_open = self._still_open(old), self._still_open(new)
-        self._asked[new, WriteKind.WRITTEN] += still_open[0]
-        self._asked[old, WriteKind.WRITTEN] += still_open[1]
+        self._expected[new, WriteKind.WRITTEN] += still_open[0]
+        self._expected[old, WriteKind.WRITTEN] += still_open[1]
 
     def _still_open(self, path: bytes) -> int:
-        return max(0, self._asked[path, WriteKind.WRITTEN] - self._done.get(path, _NONE)[WriteKind.WRITTEN])
+        return max(0, self._expected[path, WriteKind.WRITTEN] - self._events.get(path, _NONE)[WriteKind.WRITTEN])
 
     def about_to_change(self, paths: Sequence[bytes], *, going: bool = False) -> None:
         """Report paths to the keeper, and count events from their preimages on.
@@ -349,34 +344,34 @@ class OtherWriters:
         The keeper may have to wait for another call that works there. An event from before the preimage does not count:
         it is in the preimage, if the preimage is what the path holds now. Events after our `has` count in any case.
         """
-        self._witness.about_to_change(paths, going=going)
+        self._keeper.about_to_change(paths, going=going)
         self._drain()
         for path in paths:
-            if path in self._done and self._witness.has(path):
-                del self._done[path]
+            if path in self._events and self._keeper.has(path):
+                del self._events[path]
 
-    def forgive(self, path: bytes) -> None:
+    def ignore_changes_of(self, path: bytes) -> None:
         """Stop counting for a path, because Mulligan cannot tell how often the command itself changed it."""
-        for deed in WriteKind:
-            self._asked[path, deed] += 1 << 30
+        for kind in WriteKind:
+            self._expected[path, kind] += 1 << 30
 
-    def were_at(self, paths: frozenset[bytes]) -> frozenset[bytes]:
+    def changed_by_others(self, paths: frozenset[bytes]) -> frozenset[bytes]:
         """The paths among these that another process changed as well."""
         self._drain()
         if self._overflowed:
             return frozenset()
         more = {
             path
-            for path, done in self._done.items()
-            if any(count > self._asked[path, deed] for deed, count in done.items())
+            for path, done in self._events.items()
+            if any(count > self._expected[path, kind] for kind, count in done.items())
         }
-        return frozenset(path for path in more & paths if not path.startswith(tuple(self._blind) or (b"\0",)))
+        return frozenset(path for path in more & paths if not path.startswith(tuple(self._uncounted) or (b"\0",)))
 
     def close(self) -> None:
         """Keep the inotify instance for the next command: closing one with watches takes the kernel 8 ms."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            _give_back(fd, self._folders)
+            _return_inotify(fd, self._folders)
 
     def _watch(self, folder: bytes) -> None:
         if folder in self._watched:
@@ -398,4 +393,4 @@ class OtherWriters:
         folder = self._folders.get(watch)
         if folder is not None and name and mask & _MASK:
             path = folder + name if folder == b"/" else b"%b/%b" % (folder, name)
-            self._done.setdefault(path, Counter())[mask & _MASK] += 1
+            self._events.setdefault(path, Counter())[mask & _MASK] += 1

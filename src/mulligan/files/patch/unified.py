@@ -108,10 +108,10 @@ def _git_action(facts: Mapping[bytes, bytes]) -> Action:
         "rename": b"rename from " in facts or b"rename to " in facts,
         "copy": b"copy from " in facts or b"copy to " in facts,
     }
-    told = [action for action, said in signs.items() if said]
-    if len(told) > 1:
-        raise unreadable(f"One file header says both {told[0]} and {told[1]}.")
-    return told[0] if told else "modify"
+    actions = [action for action, said in signs.items() if said]
+    if len(actions) > 1:
+        raise unreadable(f"One file header says both {actions[0]} and {actions[1]}.")
+    return actions[0] if actions else "modify"
 
 
 def _modes(facts: Mapping[bytes, bytes]) -> tuple[int | None, int | None]:
@@ -155,7 +155,7 @@ def _stayed(action: Action, default: bytes | None, facts: Mapping[bytes, bytes],
     if action == "delete":
         _check_missing(facts.get(b"+++ "))
         return _agreed(old, default, strip), None
-    if _told(old).text != _told(new).text:
+    if _require_name(old).text != _require_name(new).text:
         raise unreadable("Two names for one file, and no rename.")
     return old, new
 
@@ -167,12 +167,12 @@ def _check_missing(text: bytes | None) -> None:
 
 def _agreed(name: HeaderName | None, default: bytes | None, strip: int) -> HeaderName:
     """The name of a new or deleted file. The first line of its header must give the same name."""
-    if default is not None and named(default, strip).text != _told(name).text:
+    if default is not None and named(default, strip).text != _require_name(name).text:
         raise unreadable("A file header gives one file two names.")
-    return _told(name)
+    return _require_name(name)
 
 
-def _told(name: HeaderName | None) -> HeaderName:
+def _require_name(name: HeaderName | None) -> HeaderName:
     if name is None:
         raise unreadable("A file header names no file; is `strip` right?")
     return name
@@ -277,7 +277,7 @@ AnyHunk = PatchHunk | MalformedHunk
 
 @fast_dataclass(slots=True, frozen=True)
 class FilePatch:
-    """What a diff does to one file, which answers call `path`.
+    """The change of one file in a diff. Answers call the file `path`.
 
     `source` is read (None: a new file), `target` is written (None: a deletion). With a `refusal` the section fits no
     file at all; then source and target may be None too. Modes are git's (0o100644); None if the diff has none.
@@ -569,8 +569,8 @@ class _Stage:
         if isinstance(outcome, PatchedFile):
             self._settle(patch, outcome)
         else:
-            told = self._rejects.setdefault(patch.path, {})
-            told.update({first_index + index: reason for index, reason in outcome.items()})
+            reasons = self._rejects.setdefault(patch.path, {})
+            reasons.update({first_index + index: reason for index, reason in outcome.items()})
 
     def check_parents(self) -> None:
         """Reject a file below a file or a link."""
@@ -597,7 +597,9 @@ class _Stage:
             return "target_exists"
         if patch.source is None:
             return None
-        if patch.action == "rename" and self._is_edited(patch.source):
+        is_edited = self.files.get(patch.source) is not None and patch.source not in self._arrived
+        if patch.action == "rename" and is_edited:
+            # The rename would lose the change that an earlier section made to the file in place.
             return "malformed_hunk"
         moves = patch.action == "rename" or patch.action == "copy"
         before = self._original(patch.source) if moves else self._now(patch.source)
@@ -617,10 +619,6 @@ class _Stage:
         if path in self.files:
             return self.files[path] is not None
         return path not in self._leaving and self._original(path) is not None
-
-    def _is_edited(self, path: RepoPath) -> bool:
-        """Whether an earlier section changed the file in place. A later rename would lose that change."""
-        return self.files.get(path) is not None and path not in self._arrived
 
     def _settle(self, patch: FilePatch, after: PatchedFile) -> None:
         gone = patch.action == "delete" or (patch.action == "rename" and patch.source not in self._arrived)
@@ -683,10 +681,10 @@ def _place(lines: Sequence[bytes], done: int, hunk: PatchHunk) -> int | None:
 
 def _kind(patch: FilePatch, before: PatchedFile | None) -> Kind:
     """The kind of the file after a section. An exact rename or copy has no mode, and keeps the kind."""
-    told = patch.mode_after if patch.mode_after is not None else patch.mode_before
-    if told is None and before is not None and not patch.hunks:
+    mode = patch.mode_after if patch.mode_after is not None else patch.mode_before
+    if mode is None and before is not None and not patch.hunks:
         return before.kind
-    return "symlink" if told is not None and stat.S_ISLNK(told) else "file"
+    return "symlink" if mode is not None and stat.S_ISLNK(mode) else "file"
 
 
 def _new_mode(patch: FilePatch, before: PatchedFile | None) -> int:

@@ -75,15 +75,13 @@ class V4aHunk:
 
 def apply_hunks(text: str, hunks: Sequence[V4aHunk], *, name: str) -> str:
     """The text with the hunks applied. Refuses with `hunk_rejected` or `ambiguous_matches`; `name` is for messages."""
-    bom = _BOM if text.startswith(_BOM) and not _mention_bom(hunks) else ""
+    bom = _BOM if text.startswith(_BOM) else ""
+    # If no hunk contains the byte order mark, the patch is about the text after it.
+    if bom and any(line.text.startswith(_BOM) for hunk in hunks for line in hunk.lines):
+        bom = ""
     lines = _split(text[len(bom) :])
     placings = _place_all(_Page([line for line, _ in lines]), hunks, name)
     return bom + "".join(_rewritten(lines, placings))
-
-
-def _mention_bom(hunks: Sequence[V4aHunk]) -> bool:
-    """Whether a hunk contains a byte order mark. If none does, the patch is about the text after it."""
-    return any(line.text.startswith(_BOM) for hunk in hunks for line in hunk.lines)
 
 
 def _split(text: str) -> list[tuple[str, str]]:
@@ -155,10 +153,6 @@ class _Page:
         return self._scripts[grade]
 
 
-def _only_at(place: int, start: int, _stop: int) -> int | None:
-    return place if start <= place else None
-
-
 @fast_dataclass(slots=True, frozen=True)
 class _Placing:
     """The place of a hunk. `at` are the lines of its anchors and of its old lines; `steps` are their searches."""
@@ -167,10 +161,6 @@ class _Placing:
     place: int
     steps: tuple[Seek, ...]
     at: tuple[int, ...]
-
-    @property
-    def can_be_misplaced(self) -> bool:
-        return self.hunk.changes and bool(self.hunk.old)
 
 
 def _place_all(page: _Page, hunks: Sequence[V4aHunk], name: str) -> list[_Placing]:
@@ -198,8 +188,10 @@ def _place(page: _Page, hunk: V4aHunk, start: int, title: str) -> _Placing:
         if placing is not None:
             return placing
     if _anchors_at(page, hunk.anchors, start) is None:
-        raise _rejected(f"{title}: its @@ lines are not in the file from line {start + 1} on: {_quoted(hunk.anchors)}.")
-    raise _rejected(f"{title}: these lines are not in the file from line {start + 1} on: {_quoted(hunk.old)}.")
+        missing = f"its @@ lines are not in the file from line {start + 1} on: {_quoted(hunk.anchors)}."
+    else:
+        missing = f"these lines are not in the file from line {start + 1} on: {_quoted(hunk.old)}."
+    raise _refused("reject", "hunk_rejected", f"{title}: {missing}")
 
 
 def _anchor_choices(page: _Page, hunk: V4aHunk, start: int) -> Iterator[tuple[str, ...]]:
@@ -243,17 +235,19 @@ def _placing(hunk: V4aHunk, found: Sequence[tuple[Seek, int]], place: int) -> _P
 def _at_end(page: _Page, block: Sequence[str]) -> tuple[Seek, int] | None:
     last = len(page) - len(block)
     found = page.first(block, last) if last >= 0 else None
-    return None if found is None else (partial(_only_at, last), last)
+    return None if found is None else (lambda start, _: last if start <= last else None, last)
 
 
 def _require_no_other(placings: Sequence[_Placing], size: int, name: str) -> None:
     """Check from the last hunk to the first that none could also be further down, before the next one."""
     limit = size
     for number, placing in reversed([*enumerate(placings, start=1)]):
-        if placing.can_be_misplaced:
+        if placing.hunk.changes and placing.hunk.old:
             latest = _latest_start(placing, limit)
             if latest is None:
-                raise _ambiguous(f"hunk {number} of {name}: more than one place fits {_quoted(placing.hunk.old)}.")
+                message = f"hunk {number} of {name}: more than one place fits {_quoted(placing.hunk.old)}."
+                message += " Add lines around the change, or an @@ line above it, until there is one."
+                raise _refused("reject", "ambiguous_matches", message)
             limit = latest
         elif placing.at:
             limit = placing.at[0]
@@ -340,15 +334,6 @@ def _changes(placings: Sequence[_Placing]) -> tuple[set[int], defaultdict[int, l
     return removed, added
 
 
-def _rejected(message: str) -> Refused:
-    return Refused("reject", "hunk_rejected", message, errors=[message])
-
-
-def _ambiguous(message: str) -> Refused:
-    message += " Add lines around the change, or an @@ line above it, until there is one."
-    return Refused("reject", "ambiguous_matches", message, errors=[message])
-
-
 def _quoted(lines: Sequence[str]) -> str:
     """The beginning of some lines, shortened, as one line."""
     shown = [repr(line[:_QUOTED_HUNK_CHARS_MAX]) for line in lines[:_QUOTED_LINES_MAX]]
@@ -401,7 +386,7 @@ def parse_v4a(patch: str) -> tuple[Operation, ...]:
 
 def _fail(message: str, number: int | None = None) -> NoReturn:
     message = message if number is None else f"line {number} of the patch: {message}"
-    raise Refused("parse_error", "patch_parse_error", message, errors=[message])
+    raise _refused("parse_error", "patch_parse_error", message)
 
 
 def _shown(line: str) -> str:
@@ -607,17 +592,17 @@ def _resolved(text: str, path_of: Callable[[str], RepoPath]) -> RepoPath:
 
 @fast_dataclass(slots=True)
 class _StagedFiles:
-    """The files after the operations so far. `_homes` has the path of each file before; None for a new file."""
+    """The files after the operations so far. `_origins` has the path of each file before; None for a new file."""
 
     read: Read
     files: dict[RepoPath, bytes | None] = field(default_factory=dict)
     originals: dict[RepoPath, bytes | None] = field(default_factory=dict)
-    _homes: dict[RepoPath, RepoPath | None] = field(default_factory=dict)
+    _origins: dict[RepoPath, RepoPath | None] = field(default_factory=dict)
 
     def get(self, path: RepoPath) -> bytes | None:
         if path not in self.files:
             self.files[path] = self.originals[path] = self.read(path)
-            self._homes[path] = path if self.files[path] is not None else None
+            self._origins[path] = path if self.files[path] is not None else None
         return self.files[path]
 
     def put(self, path: RepoPath, content: bytes) -> None:
@@ -625,16 +610,16 @@ class _StagedFiles:
         self.files[path] = content
 
     def remove(self, path: RepoPath) -> None:
-        self.files[path] = self._homes[path] = None
+        self.files[path] = self._origins[path] = None
 
     def move(self, path: RepoPath, to: RepoPath) -> None:
-        content, home = self.files[path], self._homes[path]
+        content, origin = self.files[path], self._origins[path]
         self.remove(path)
         self.get(to)
-        self.files[to], self._homes[to] = content, home
+        self.files[to], self._origins[to] = content, origin
 
     def moves(self) -> dict[RepoPath, RepoPath]:
-        return {path: home for path, home in self._homes.items() if home is not None and home != path}
+        return {path: origin for path, origin in self._origins.items() if origin is not None and origin != path}
 
 
 def _apply(staged: _StagedFiles, operation: Operation, path: RepoPath, destination: RepoPath | None) -> None:

@@ -370,12 +370,11 @@ class _Search:
         with Handles(self.job.root_fd) as handles:
             large = frozenset(path for path in paths if handles.size_bytes(path) > WHOLE_MAX_BYTES)
         named = [b"./" + path_bytes(path) for path in paths if "\n" not in path and path not in large]
-        hits = self._hits_in(named) if named else Hits()
+        hits = Hits()
+        if named:
+            with RipgrepRun(self.job, self.program, named) as run:
+                hits = run.hits() or hits
         return self._confirmed(paths, replace(hits, unasked=large), wanted)
-
-    def _hits_in(self, paths: list[bytes]) -> Hits:
-        with RipgrepRun(self.job, self.program, paths) as run:
-            return run.hits() or Hits()
 
     def _confirmed(self, paths: Iterable[RepoPath], hits: Hits, wanted: int) -> list[Line]:
         """Up to `wanted` lines of those paths with matches. Mulligan reads them itself."""

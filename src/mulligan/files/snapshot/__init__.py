@@ -1,4 +1,4 @@
-"""What S2 knows of a tree: fingerprints, manifests and leases.
+"""The state of a tree for the snapshot tools (S2): fingerprints, manifests and leases.
 
 `fingerprint.Fingerprint` is the state of a repository as one value, `manifest.Manifest` lists the files of a snapshot,
 and `lease.Lease` is a reader's claim that what it saw is still so. The tools over them are in

@@ -1,7 +1,7 @@
 """Leases: a reader's claim that what it read has not changed.
 
-1. A lease is stale if HEAD or the index changed, if git reports another status for any path but the holder's own, or if
-a touched path holds something else than the holder read. A fingerprint alone cannot tell the last.
+1. A lease goes stale when HEAD or the index changes, when git reports another status for a path that the holder did not
+write, or when a path that the holder read has changed. The fingerprint alone does not show the last of these.
 2. The holder's writes renew the lease for those paths and for no others: a change that another program made at the same
 time still makes it stale.
 3. A lease belongs to one root, outlives the process, and ends after an hour without use.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from datetime import timedelta
 
 from mulligan.files.resolve import Root
@@ -27,7 +27,7 @@ from mulligan.files.tree.index import DigestCache, PathState
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.store.protocol import Store
 from mulligan.values.canonical import decode, encode
-from mulligan.values.clock import Clock, parse_timestamp, timestamp
+from mulligan.values.clock import Clock, FixedClock, parse_timestamp, timestamp
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import IdSource
 from mulligan.values.paths import RepoPath, name_of, path_bytes, path_from_bytes
@@ -94,9 +94,9 @@ class Leases:
     # The life of a lease.
 
     def issue(self, state: TreeState) -> Lease:
-        print_ = encode(state.fingerprint.to_json()).decode("utf-8")
+        fingerprint = encode(state.fingerprint.to_json()).decode("utf-8")
         now = timestamp(self._clock)
-        row = LeaseRow(self._ids.new(), self._root_id, print_, state.facts_hash, _packed(state.facts), now, 1)
+        row = LeaseRow(self._ids.new(), self._root_id, fingerprint, state.facts_hash, _packed(state.facts), now, 1)
         with self._lock, self._store.write() as tx:
             tx.put(LEASES, row)
             cutoff = _before(self._clock, _FORGET_AFTER)
@@ -114,11 +114,11 @@ class Leases:
             if parse_timestamp(lease.row.used_at) + IDLE_LIMIT < self._clock.now():
                 raise StaleLeaseError(lease_id, state.fingerprint, (), expired=True)
             if lease.verified != state.epoch:
-                self._verify(lease, state)
+                self._check_current(lease, state)
             self._note_use(lease)
             return lease, state
 
-    def touch(self, lease: Lease, seen: Mapping[RepoPath, PathState]) -> None:
+    def add_read_paths(self, lease: Lease, seen: Mapping[RepoPath, PathState]) -> None:
         """Add paths that the holder has read. Raises StaleLeaseError if one differs from what it read there before."""
         with self._lock:
             known = self._find(lease.id)
@@ -135,32 +135,30 @@ class Leases:
             known = self._find(lease.id)
             after = self.fingerprints.state()
             # New ignore rules change git's status of other files; then the lease takes the whole present state.
-            told = after if any(name_of(path) in _RULE_FILES for path in own) else before
+            base = after if any(name_of(path) in _RULE_FILES for path in own) else before
             known.own |= own.keys()
-            facts = {path: fact for path, fact in told.facts.items() if path_from_bytes(path) not in known.own}
-            hashed = told.facts_hash_without(known.own)
+            facts = {path: fact for path, fact in base.facts.items() if path_from_bytes(path) not in known.own}
+            hashed = base.facts_hash_without(known.own)
             now = timestamp(self._clock)
-            known.row = LeaseRow(
-                known.id, self._root_id, known.row.fingerprint, hashed, _packed(facts), now, known.row.version
-            )
+            known.row = replace(known.row, facts_hash=hashed, facts=_packed(facts), used_at=now)
             known.verified = None
             self._write(known, own, own=own)
             return after
 
-    # Holding.
+    # What makes a lease stale.
 
-    def _verify(self, lease: Lease, state: TreeState) -> None:
+    def _check_current(self, lease: Lease, state: TreeState) -> None:
         base, now = lease.fingerprint, state.fingerprint
-        moved = (base.head_oid, base.index_oid) != (now.head_oid, now.index_oid)
-        told = state.facts_hash_without(lease.own)
-        changed = self._changed(lease)
-        if told != lease.row.facts_hash:
-            changed += self._told_otherwise(lease, state)
-        if moved or changed or told != lease.row.facts_hash:
+        commit_changed = (base.head_oid, base.index_oid) != (now.head_oid, now.index_oid)
+        status_changed = state.facts_hash_without(lease.own) != lease.row.facts_hash
+        changed = self._changed_on_disk(lease)
+        if status_changed:
+            changed += self._changed_in_status(lease, state)
+        if commit_changed or changed or status_changed:
             raise StaleLeaseError(lease.id, now, changed, expired=False)
         lease.verified = state.epoch
 
-    def _changed(self, lease: Lease) -> list[RepoPath]:
+    def _changed_on_disk(self, lease: Lease) -> list[RepoPath]:
         found: list[RepoPath] = []
         with Handles(self._root.handle) as handles:
             for path, seen in sorted(lease.touched.items(), key=lambda item: path_bytes(item[0])):
@@ -173,20 +171,19 @@ class Leases:
         return found
 
     @staticmethod
-    def _told_otherwise(lease: Lease, state: TreeState) -> list[RepoPath]:
+    def _changed_in_status(lease: Lease, state: TreeState) -> list[RepoPath]:
         if lease.row.facts is None:
             return []
         own = {path_bytes(path) for path in lease.own}
         now = {path: fact for path, fact in state.facts.items() if path not in own}
         return changed_facts(parse_status(zlib.decompress(lease.row.facts)), now)
 
-    # Keeping.
+    # Memory and store.
 
     def _find(self, lease_id: str) -> Lease:
         if not lease_id.isascii():
-            raise UnknownLeaseError(
-                lease_id
-            )  # Mulligan makes only ASCII ids, and a store may be unable to search for others.
+            # Mulligan makes only ASCII ids, and a store may be unable to search for others.
+            raise UnknownLeaseError(lease_id)
         with self._store.read() as tx:
             row = tx.get(LEASES, lease_id)
             if row is None or row.root != self._root_id:
@@ -216,9 +213,7 @@ class Leases:
         lease.touched |= seen
         with self._store.write() as tx:
             stored = tx.get(LEASES, lease.id) or row
-            lease.row = LeaseRow(
-                row.id, row.root, row.fingerprint, row.facts_hash, row.facts, now_at, stored.version + 1
-            )
+            lease.row = replace(row, used_at=now_at, version=stored.version + 1)
             tx.put(LEASES, lease.row)
             for path, now in seen.items():
                 owned = int(path in mine or path in lease.own)
@@ -234,16 +229,12 @@ class Leases:
         with self._store.write() as tx:
             row = tx.get(LEASES, lease.id)
             if row is not None:
-                lease.row = LeaseRow(
-                    row.id, row.root, row.fingerprint, row.facts_hash, row.facts, timestamp(self._clock), row.version
-                )
+                lease.row = replace(row, used_at=timestamp(self._clock))
                 tx.put(LEASES, lease.row)
 
 
 def _before(clock: Clock, span: timedelta) -> str:
     """The time that long ago, as a column has it."""
-    from mulligan.values.clock import FixedClock
-
     return timestamp(FixedClock(clock.now() - span))
 
 

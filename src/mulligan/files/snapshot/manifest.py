@@ -28,7 +28,17 @@ from mulligan.store.protocol import Table, Tx
 from mulligan.values.canonical import encode
 from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.fast_dataclass import fast_dataclass
-from mulligan.values.paths import ROOT, RepoPath, ancestors_of, from_wire, is_below, parent_of, path_bytes, to_wire
+from mulligan.values.paths import (
+    ROOT,
+    RepoPath,
+    ancestors_of,
+    from_wire,
+    is_below,
+    is_within,
+    parent_of,
+    path_bytes,
+    to_wire,
+)
 
 if TYPE_CHECKING:
     from tarfile import TarFile, TarInfo
@@ -93,7 +103,7 @@ class Manifest:
 
     def covers(self, path: RepoPath) -> bool:
         """Whether the manifest would have the path if it had existed."""
-        return any(path == one or is_below(path, one) for one in self.scope)
+        return any(is_within(path, one) for one in self.scope)
 
     def canonical(self) -> bytes:
         return encode({"entries": [{"path": to_wire(one.path), "blob": one.blob} for one in self.entries]})

@@ -284,7 +284,7 @@ class _Index:
         if prefix == rule.pattern and rule.anchored:
             self._paths[prefix] = number
         elif prefix == rule.pattern:
-            self._names[_as_name(prefix)] = number
+            self._names[prefix.decode("utf-8", "surrogateescape")] = number
         elif not rule.anchored and (endings := _endings(rule.pattern)):
             self._suffixes.update(dict.fromkeys(endings, number))
         elif len(sources) < WILDCARD_RULES_MAX and (source := _source(rule, prefix)) is not None:
@@ -319,10 +319,6 @@ class _Index:
         if self._path_numbers and (hit := self._path_match(path)) is not None:
             best = max(best, self._path_numbers[hit.lastindex or 0])
         return best
-
-
-def _as_name(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")
 
 
 def _raw(name: str) -> bytes:

@@ -121,14 +121,12 @@ class TreeCache:
             self._forget_some()
 
     def _forget_some(self) -> None:
-        while len(self._walks) > CACHED_WALKS_MAX or self._file_count() > CACHED_FILES_MAX:
-            self._walks.popitem(last=False)
+        count = sum(cached.walk.file_count for cached in self._walks.values())
+        while len(self._walks) > CACHED_WALKS_MAX or count > CACHED_FILES_MAX:
+            count -= self._walks.popitem(last=False)[1].walk.file_count
         watched = [cached for cached in self._walks.values() if cached.watch is not None]
         for cached in watched[:-WATCHED_WALKS_MAX]:
             cached.watch = None
-
-    def _file_count(self) -> int:
-        return sum(cached.walk.file_count for cached in self._walks.values())
 
     def _find(self, key: _Key) -> _CachedWalk | None:
         with self._lock:

@@ -71,7 +71,8 @@ class Lister:
                 elif entry.is_dir(follow_symlinks=False):
                     names.append(entry.name + "/")
         text = "".join(names)
-        marks = _marks_among(names) if _GIT in text or OWN_IGNORE in text else ()
+        may_have_marks = _GIT in text or OWN_IGNORE in text
+        marks = tuple(mark for mark in MARKS if mark in names or mark + "/" in names) if may_have_marks else ()
         if _GIT in marks:
             names = [name for name in names if name not in (_GIT, _GIT + "/")]
         if text.isascii():
@@ -85,10 +86,6 @@ class Lister:
         if stamp.device not in self._local_devices:
             self._local_devices[stamp.device] = is_local(fd)
         return self._local_devices[stamp.device]
-
-
-def _marks_among(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(mark for mark in MARKS if mark in names or mark + "/" in names)
 
 
 _NO_ENTRIES: Iterator[str] = iter(())
@@ -243,7 +240,7 @@ class Known:
 
 @fast_dataclass(slots=True, frozen=True)
 class WalkScope:
-    """How a walk goes: which directories it enters, and its visitor. A tree with a visitor is watched too."""
+    """The scope of a walk: the directories that it enters, and its visitor. A tree with a visitor is watched too."""
 
     enters: Enters | None = None
     visitor: Visitor | None = None

@@ -186,7 +186,7 @@ def _fork(view: HistoryView, asked: Fork) -> Body:
     """A copy holds every file, so only a session that may read every file gets one. Mulligan chooses the folder."""
     if asked.files == "share":
         made = branches.fork(view.open_root, view.session, at=asked.at)
-    elif view.judge.home.admits_everywhere("read"):
+    elif view.judge.home.allows_everywhere("read"):
         made = branches.fork_files(view.open_root, view.session, at=asked.at)
     else:
         raise fault("forbidden", "This session may not read every file, so it cannot have a copy of all of them.")

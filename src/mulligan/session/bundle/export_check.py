@@ -3,7 +3,7 @@
 This module shares no code and no table with the redaction, so that one mistake cannot be in both. It knows fewer kinds,
 those whose shape leaves no doubt, and does not look at what comes before them. It looks for literal prefixes and counts
 the characters that follow, so its time grows no faster than the text. It reads every string of the document in four
-ways: as it is, without terminal escapes, without JSON's escapes, and as the bytes that base64 in it stands for.
+ways: as it is, without terminal escapes, without JSON's escapes, and as the bytes that its base64 encodes.
 """
 
 from __future__ import annotations

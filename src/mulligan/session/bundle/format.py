@@ -140,7 +140,8 @@ def _require_form(document: Document, now: datetime) -> None:
             return isinstance(value, str) and _TIME.match(value) and parse_timestamp(value) <= now + _AHEAD
         return False
 
-    time, digest = (is_time, "a time is not well formed, or lies in the future"), (_fits_digest, _WRONG_DIGEST)
+    time = is_time, "a time is not well formed, or lies in the future"
+    digest = (lambda value: value is None or is_digest(value)), _WRONG_DIGEST
     rules: tuple[tuple[str, tuple[Fits, str]], ...] = (
         ("redaction.mode", (lambda mode: mode in MODES, "its mode is unknown")),
         (record, (_fits_record, "a record is not well formed")),
@@ -194,10 +195,6 @@ def _fits_record(record: Any) -> bool:
 
 def _fits_call(call: Any) -> bool:
     return isinstance(call, dict) and (call.get("result") is None or isinstance(call["result"], dict))
-
-
-def _fits_digest(value: Any) -> bool:
-    return value is None or is_digest(value)
 
 
 def _fits_size(value: Any) -> bool:

@@ -35,14 +35,14 @@ def import_bundle(
     _check_known_sizes(archive, document)
     needed = _store_bodies(archive, document)
     while True:
-        made = _Made(archive, root, SessionId(session), document, _written_events(archive, section))
+        new_session = _NewSession(archive, root, SessionId(session), document, _written_events(archive, section))
         pairs = zip(section["places"], section["messages"], strict=True)
         inserted = [pack_message(archive, one, id=place["id"]) for place, one in pairs if place["event"] is None]
         origin = archive.blobs.store(encode(_origin(document)))
         # gc may delete a large body between its packing and our transaction; then we pack it again.
         with suppress(BlobVanishedError), archive.store.write() as tx:
             fresh_id(tx, archive, session)
-            made.write(tx, inserted, [*needed, origin], origin)
+            new_session.write(tx, inserted, [*needed, origin], origin)
             return SessionId(session)
 
 
@@ -84,7 +84,7 @@ def _written_events(archive: Archive, section: Document) -> dict[int, PackedMess
 
 
 @fast_dataclass(slots=True, frozen=True)
-class _Made:
+class _NewSession:
     """Writes the records of the new session."""
 
     archive: Archive
@@ -98,11 +98,11 @@ class _Made:
         self._append(tx, "session.opened", {"session": self.session, "root": self.root}, at=source["started_at"])
         for index, event in enumerate(section["events"]):
             if index in self.messages:
-                self._say(tx, APPENDED, self.messages[index], at=event["at"])
+                self._append_message(tx, APPENDED, self.messages[index], at=event["at"])
             else:
                 self._append(tx, "event.appended", {"id": event["id"], "event": _event_body(event)}, at=event["at"])
         for message in inserted:
-            self._say(tx, INSERTED, message, at=source["started_at"])
+            self._append_message(tx, INSERTED, message, at=source["started_at"])
         self._write_window(tx, section)
         facts = _facts(section.get("metadata"))
         if facts:
@@ -119,7 +119,7 @@ class _Made:
     def _append(self, tx: Tx, kind: str, body: Mapping[str, Any], *, at: str) -> None:
         self.archive.journal.append(tx, session_journal(self.session), kind, body, at=at)
 
-    def _say(self, tx: Tx, kind: str, message: PackedMessage, *, at: str) -> None:
+    def _append_message(self, tx: Tx, kind: str, message: PackedMessage, *, at: str) -> None:
         if message.blob is not None:
             self.archive.blobs.put(tx, message.blob)
         journal = session_journal(self.session)

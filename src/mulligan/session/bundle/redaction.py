@@ -8,9 +8,10 @@ only the place and the kind of what was found.
 
 `PrivateNames` hides home directories, user names, host names and roots, anywhere in a string.
 
-A root becomes `<root>` (further ones `<root:1>`, …), a home `<home>`, anybody else's home below /home, /Users or
-C:\Users keeps its place and loses its name, a user name by itself becomes `<user>` and the machine's `<host>`. The
-longest match wins, so a root inside a home is a root. Escaped (`\/`) and URL-encoded (`%2F`) separators count.
+A root becomes `<root>` (further ones `<root:1>`, …), and a home becomes `<home>`. In the home of another user below
+/home, /Users or C:\Users, only the name becomes `<user>`, as a user name by itself does; the machine's name becomes
+`<host>`. The longest match wins, so a root inside a home is a root. Escaped (`\/`) and URL-encoded (`%2F`) separators
+count.
 
 `ReplayFilter` reduces a bundle to what a replay needs: a list of allowed values, by place and form.
 
@@ -210,7 +211,7 @@ class Redactor:
 
     @property
     def _rules(self) -> RedactionPolicy:
-        assert self.policy is not None, "without a policy no string is looked at"
+        assert self.policy is not None, "without a policy, no string is checked"
         return self.policy
 
     @property

@@ -93,6 +93,7 @@ _PLACEHOLDER = re.compile(
 _DIGIT, _LETTER, _UPPER, _LOWER = (re.compile(one) for one in ("[0-9]", "[A-Za-z]", "[A-Z]", "[a-z]"))
 _RUN = re.compile("[A-Za-z0-9]+")
 _WORD_START = re.compile(START)
+_CODE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+;?")
 _GITLAB = re.compile("gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|oas|soat|ffct|wt)-")
 _ABOUT_A_SECRET = re.compile(
     r"(?:^|[_.-])(?:count|type|name|names|id|ids|url|uri|path|file|policy|length|len|limit|size|budget|ttl|expir\w*|version"
@@ -156,15 +157,11 @@ def _assigned(found: re.Match[str]) -> bool:
     if _PLACEHOLDER.match(value) or _ABOUT_A_SECRET.search(found["rest"]):
         return False
     is_quoted = found["quote"] is not None
-    if not is_quoted and (found.string[found.end() : found.end() + 1] in ("(", "[") or _is_code(value)):
+    if not is_quoted and (found.string[found.end() : found.end() + 1] in ("(", "[") or _CODE.fullmatch(value)):
         return False
     if name.lower().endswith("token"):
         return looks_random(value, least=8) or (is_quoted and len(value) >= 16 and " " not in value)
     return len(value) >= 4
-
-
-def _is_code(value: str) -> bool:
-    return re.fullmatch(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+;?", value) is not None
 
 
 def _is_userinfo(found: re.Match[str]) -> bool:

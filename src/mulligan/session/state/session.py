@@ -19,13 +19,13 @@ from mulligan.session.state.slices import (
     NO_ITEMS,
     Append,
     Clear,
-    Home,
     Items,
     Kind,
-    MemoryHome,
+    MemorySlices,
     PendingChanges,
     Reducer,
     SlicePolicy,
+    SliceStorage,
     Step,
     append_all,
     applied,
@@ -130,7 +130,7 @@ class Snapshot:
         return self.slices.items_of(kind)
 
     def to_json(self) -> str:
-        """As JSON text, types by their names. Raises SnapshotMismatchError for an item that has no JSON form."""
+        """The snapshot as JSON text. Raises SnapshotMismatchError for an item that has no JSON form."""
         return _text(self.to_body())
 
     def to_body(self) -> dict[str, Any]:
@@ -315,7 +315,7 @@ class Session:
         tags: Mapping[str, str] | None = None,
         clock: Clock | None = None,
         ids: IdSource | None = None,
-        home: Home | None = None,
+        home: SliceStorage | None = None,
     ) -> None:
         self.bus = bus if bus is not None else EventBus()
         self.session_id = session_id or UUID((ids or SystemIds()).new())
@@ -323,7 +323,7 @@ class Session:
         self.children: tuple[Session, ...] = ()
         self.tags = dict(tags or {})
         self._clock = clock or SystemClock()
-        self._home: Home = home if home is not None else MemoryHome()
+        self._storage: SliceStorage = home if home is not None else MemorySlices()
         self._rules: dict[Kind, tuple[_Rule, ...]] = {}
         self._policies: dict[Kind, SlicePolicy] = {}
         self._seen: set[Kind] = set(DEFAULT_POLICIES)
@@ -348,7 +348,7 @@ class Session:
     def policy_of(self, kind: Kind) -> SlicePolicy:
         """What happens to a slice when a call fails: STATE, unless it was registered with another policy."""
         known = self._policies.get(kind) or DEFAULT_POLICIES.get(kind)
-        return known or self._home.policy(kind) or SlicePolicy.STATE
+        return known or self._storage.policy(kind) or SlicePolicy.STATE
 
     def install(self, kind: type[T], *, initial: Callable[[], T] | None = None) -> None:
         """Use a frozen dataclass whose methods are marked with `@reducer(on=Event)` as a slice."""
@@ -379,7 +379,7 @@ class Session:
         return self.dispatch_in(None, event)
 
     def dispatch_in(self, pending: PendingChanges | None, event: object) -> DispatchResult:
-        """As `dispatch`, as a part of `pending`, even outside its call; with None, of the current call's changes."""
+        """Like `dispatch`, but the changes join `pending`, even outside its call; None: those of the current call."""
         if isinstance(event, type):
             raise fault("invalid_params", f"{event.__name__} is a class; an event is an instance of one.")
         kind = type(event)
@@ -404,9 +404,9 @@ class Session:
     ) -> None:
         """Add changes to the current call; outside a call, publish them at once."""
         if within is None:
-            check_call_open(self._home)
-        here = within or current_changes(self._home)
-        pending = here or PendingChanges(home=self._home, policy_of=self.policy_of)
+            check_call_open(self._storage)
+        here = within or current_changes(self._storage)
+        pending = here or PendingChanges(storage=self._storage, policy_of=self.policy_of)
         with pending.lock:
             if within is None:
                 pending.check_open()
@@ -420,13 +420,13 @@ class Session:
         """Pass the published events to the listeners. A listener's error does not stop the others."""
         if pending.outer is not None or pending.events is NO_ITEMS:
             return
-        with ExitStack() as telling:
+        with ExitStack() as remaining:
             for event, _ in reversed(pending.published_events(only_logs=only_logs)):
-                telling.callback(publish_quietly, self.bus, event)
+                remaining.callback(publish_quietly, self.bus, event)
 
     def _read(self, kind: Kind) -> Items[Any]:
-        here = current_changes(self._home)
-        return self._home.read(kind) if here is None else here.read(kind)
+        here = current_changes(self._storage)
+        return self._storage.read(kind) if here is None else here.read(kind)
 
     def clear_slices(self) -> None:
         """Empty every slice, logs included. Reducers stay."""
@@ -437,18 +437,18 @@ class Session:
     def attempt(self, tool: str, call_id: str) -> Attempt:
         """A transaction for one tool call. Inside another transaction it is a part of that, and can fail alone."""
         abort_orphans()
-        check_call_open(self._home)
+        check_call_open(self._storage)
         return _Attempt(self, call_id or tool)
 
     def check_kept(self) -> None:
         """Raises ExecutionStateError if the current call changed a slice to a value that the store cannot hold."""
-        here = current_changes(self._home)
+        here = current_changes(self._storage)
         if here is not None:
             here.check_kept()
 
     def pending(self) -> PendingChanges:
         """New pending changes inside the current ones. The caller publishes or drops them."""
-        return pending_in(self._home, self.policy_of)
+        return pending_in(self._storage, self.policy_of)
 
     # Snapshots.
 
@@ -463,7 +463,7 @@ class Session:
         """Capture the slices of these policies. The cost does not depend on their size."""
         held = frozenset(SlicePolicy) if include_all else frozenset(policies)
         known = {kind: self.policy_of(kind) for kind in self._kinds()}
-        here = current_changes(self._home) or self._home
+        here = current_changes(self._storage) or self._storage
         return Snapshot(
             created_at=self._clock.now(),
             slices=Slices(here.read_all([kind for kind, policy in known.items() if policy in held])),
@@ -510,8 +510,8 @@ class Session:
             self[kind]
 
     def _kinds(self) -> set[Kind]:
-        here = current_changes(self._home)
-        return self._seen | (self._home.kinds() if here is None else here.kinds())
+        here = current_changes(self._storage)
+        return self._seen | (self._storage.kinds() if here is None else here.kinds())
 
 
 def _is_rolled_back(snapshot: Snapshot, kind: Kind, policy: SlicePolicy, *, preserve_logs: bool) -> bool:

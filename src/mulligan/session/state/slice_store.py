@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from mulligan.session.lifecycle import check_open
 from mulligan.session.state.slice_rows import SLICES, SliceChange, item_rows, record_changes
-from mulligan.session.state.slices import NO_ITEMS, Items, Kind, PendingChanges, PolicyOf, Settle, SlicePolicy
+from mulligan.session.state.slices import NO_ITEMS, Items, Kind, MergeInto, PendingChanges, PolicyOf, SlicePolicy
 from mulligan.session.state.types import TYPES, log_item
 from mulligan.session.tables import session_journal
 from mulligan.store.fork_locks import fork_safe_lock, shared_lock
@@ -38,7 +38,7 @@ class WrittenSlices:
     adopt: Callable[[], None]
 
 
-class StoreHome:
+class StoredSlices:
     """The slices of a durable session. Other processes may change them too, so each read checks for a newer version.
 
     CACHE slices are not stored; they live as long as this object.
@@ -62,7 +62,10 @@ class StoreHome:
 
     def read_all(self, kinds: Collection[Kind]) -> dict[Kind, Items[Any]]:
         with self._store.read() as tx:
-            return {kind: self._caches[kind] if kind in self._caches else self._fresh(tx, kind).items for kind in kinds}
+            return {kind: self._items(tx, kind) for kind in kinds}
+
+    def _items(self, tx: Tx, kind: Kind) -> Items[Any]:
+        return self._caches[kind] if kind in self._caches else self._fresh(tx, kind).items
 
     def kinds(self) -> set[Kind]:
         with self._store.read() as tx:
@@ -101,7 +104,7 @@ class StoreHome:
         """Publish changes outside a call. Raises `session_closed`. A call uses `write`, which does not raise it."""
         with self._store.write() as tx:
             check_open(tx, self._session, "slices")
-            written = self.write(tx, lambda read: pending.settle(read, only_logs=only_logs), pending.policy_of)
+            written = self.write(tx, lambda read: pending.merged_into(read, only_logs=only_logs), pending.policy_of)
         pending.published = "logs" if only_logs else "all"
         written.adopt()
 
@@ -109,10 +112,10 @@ class StoreHome:
         for item in items:
             _as_json(kind, item)
 
-    def write(self, tx: Tx, settle: Settle, policy_of: PolicyOf, *, call: str | None = None) -> WrittenSlices:
+    def write(self, tx: Tx, merge_into: MergeInto, policy_of: PolicyOf, *, call: str | None = None) -> WrittenSlices:
         """Write the changes in the caller's transaction. The caller calls `adopt` after the commit."""
         with self._lock:
-            changes = settle(lambda kind: self._caches[kind] if kind in self._caches else self._fresh(tx, kind).items)
+            changes = merge_into(lambda kind: self._items(tx, kind))
             caches = {kind: new for kind, new in changes.items() if policy_of(kind) is SlicePolicy.CACHE}
             stored = [
                 _diff(kind, self._fresh(tx, kind), new, policy_of(kind))
@@ -192,15 +195,15 @@ def _as_json(kind: Kind, item: object) -> Any:
         raise ExecutionStateError(f"An item of the slice {kind.__name__} cannot be stored: {error}") from None
 
 
-_homes: WeakKeyDictionary[Any, WeakValueDictionary[str, StoreHome]] = WeakKeyDictionary()
-_making = fork_safe_lock()
+_by_store: WeakKeyDictionary[Any, WeakValueDictionary[str, StoredSlices]] = WeakKeyDictionary()
+_lock = fork_safe_lock()
 
 
-def home_of(store: Store, journal: Journal, session: SessionId, now: Callable[[], str]) -> StoreHome:
-    """The one home of a session in this process, so that all its users share one cache."""
-    with _making:
-        homes = _homes.setdefault(store, WeakValueDictionary())
-        found = homes.get(session)
+def stored_slices_of(store: Store, journal: Journal, session: SessionId, now: Callable[[], str]) -> StoredSlices:
+    """The one `StoredSlices` of a session in this process, so that all its users share one cache."""
+    with _lock:
+        of_store = _by_store.setdefault(store, WeakValueDictionary())
+        found = of_store.get(session)
         if found is None:
-            found = homes[session] = StoreHome(store, journal, session, now)
+            found = of_store[session] = StoredSlices(store, journal, session, now)
         return found

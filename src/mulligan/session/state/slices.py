@@ -43,7 +43,7 @@ class SlicePolicy(Enum):
     CACHE = "cache"
 
 
-_growing = shared_lock()
+_extend_lock = shared_lock()
 
 
 class Items(Sequence[T_co]):
@@ -62,7 +62,7 @@ class Items(Sequence[T_co]):
         return Items(list(items))
 
     def all(self) -> tuple[T_co, ...]:
-        """As a frozen tuple, made once."""
+        """The items as a tuple, which is created once."""
         if self._tuple is None:
             self._tuple = tuple(self._buffer[: self._length])
         return self._tuple
@@ -80,7 +80,7 @@ class Items(Sequence[T_co]):
         more = list(items)
         if not more:
             return self
-        with _growing:
+        with _extend_lock:
             # All empty slices share one list, so it must not grow.
             shared = len(self._buffer) == self._length and self._length > 0
             buffer = self._buffer if shared else self._buffer[: self._length]
@@ -174,9 +174,9 @@ def applied(op: object, items: Items[Any], kind: type[object]) -> Items[Any]:
 
 def _of_kind(items: Iterable[Any], kind: type[object]) -> list[Any]:
     found = list(items)
-    strangers = [item for item in found if not isinstance(item, kind)]
-    if strangers:
-        raise TypeError(f"A slice of {kind.__name__} cannot hold {strangers[0]!r}.")
+    wrong = [item for item in found if not isinstance(item, kind)]
+    if wrong:
+        raise TypeError(f"A slice of {kind.__name__} cannot hold {wrong[0]!r}.")
     return found
 
 
@@ -275,11 +275,11 @@ Kind: TypeAlias = type[Any]
 Step: TypeAlias = Callable[[Items[Any]], Items[Any]]
 Read: TypeAlias = Callable[[Kind], Items[Any]]
 PolicyOf: TypeAlias = Callable[[Kind], SlicePolicy]
-Settle: TypeAlias = Callable[[Read], Mapping[Kind, Items[Any]]]
+MergeInto: TypeAlias = Callable[[Read], Mapping[Kind, Items[Any]]]
 
 
-class Home(Protocol):
-    """Where a session's published slices are. Safe to use from many threads."""
+class SliceStorage(Protocol):
+    """Holds a session's published slices. Safe to use from many threads."""
 
     def read(self, kind: Kind) -> Items[Any]:
         """The current slice. Returns the same object until the slice changes."""
@@ -298,7 +298,7 @@ class Home(Protocol):
         ...
 
     def publish(self, pending: PendingChanges, *, only_logs: bool) -> None:
-        """Publish the result of `pending.settle` at once, under a lock that keeps other publishers out."""
+        """Publish the result of `pending.merged_into` at once, under a lock that keeps other publishers out."""
         ...
 
     def check(self, kind: Kind, items: Iterable[Any]) -> None:
@@ -306,7 +306,7 @@ class Home(Protocol):
         ...
 
 
-class MemoryHome:
+class MemorySlices:
     """Slices that live as long as the session object."""
 
     def __init__(self) -> None:
@@ -328,7 +328,7 @@ class MemoryHome:
 
     def publish(self, pending: PendingChanges, *, only_logs: bool) -> None:
         with self._lock:
-            slices = {**self._slices, **pending.settle(self.read, only_logs=only_logs)}
+            slices = {**self._slices, **pending.merged_into(self.read, only_logs=only_logs)}
             # One assignment: a reader never sees half of it, and an interrupt never comes between its parts.
             self._slices, pending.published = slices, "logs" if only_logs else "all"
 
@@ -343,7 +343,7 @@ class PendingChanges(CallScope):
     `working` holds results of reducers that still run. `published` says which of the changes were published.
     """
 
-    home: Home = field(kw_only=True)
+    storage: SliceStorage = field(kw_only=True)
     policy_of: PolicyOf = field(kw_only=True)
     base: dict[Kind, Items[Any]] = field(default_factory=dict)
     now: dict[Kind, Items[Any]] = field(default_factory=dict)
@@ -365,11 +365,11 @@ class PendingChanges(CallScope):
         found = self.now.get(kind)
         if found is not None:
             return found
-        return self.home.read(kind) if self._outer_changes is None else self._outer_changes.read(kind)
+        return self.storage.read(kind) if self._outer_changes is None else self._outer_changes.read(kind)
 
     def read_all(self, kinds: Collection[Kind]) -> dict[Kind, Items[Any]]:
         rest = [kind for kind in kinds if kind not in self.now]
-        below = self.home.read_all(rest) if self._outer_changes is None else self._outer_changes.read_all(rest)
+        below = self.storage.read_all(rest) if self._outer_changes is None else self._outer_changes.read_all(rest)
         return {**below, **{kind: self.now[kind] for kind in kinds if kind in self.now}}
 
     def look(self, kind: Kind) -> Items[Any]:
@@ -378,7 +378,7 @@ class PendingChanges(CallScope):
         return self.read(kind) if found is None else found
 
     def kinds(self) -> set[Kind]:
-        return set(self.now) | (self.home.kinds() if self._outer_changes is None else self._outer_changes.kinds())
+        return set(self.now) | (self.storage.kinds() if self._outer_changes is None else self._outer_changes.kinds())
 
     @property
     def has_changes(self) -> bool:
@@ -406,13 +406,13 @@ class PendingChanges(CallScope):
             self.base, self.now, self.steps, self.events, whose.published = base, now, new_steps, new_events, what
 
     def check_kept(self) -> None:
-        """Raises ExecutionStateError if the home cannot store a new item."""
+        """Raises ExecutionStateError if the storage cannot hold a new item."""
         for kind, new in self.now.items():
             if self.policy_of(kind) is SlicePolicy.CACHE:
                 continue
-            self.home.check(kind, _new_in(new, self.base[kind]))
+            self.storage.check(kind, _new_in(new, self.base[kind]))
 
-    def settle(self, read: Read, *, only_logs: bool = False) -> dict[Kind, Items[Any]]:
+    def merged_into(self, read: Read, *, only_logs: bool = False) -> dict[Kind, Items[Any]]:
         """The changes applied to the published versions. The caller holds the lock that keeps other publishers out."""
         changes: dict[Kind, Items[Any]] = {}
         self.working = changes
@@ -439,7 +439,7 @@ class PendingChanges(CallScope):
             self.is_open, self.has_failed = False, failed
 
     def publish(self, *, only_logs: bool = False) -> None:
-        """Publish into the outer changes, or else into the home. With `only_logs`, the other changes are dropped.
+        """Publish into the outer changes, or else into the storage. With `only_logs`, the other changes are dropped.
 
         Publishes once: a second call, after an interrupt hid the first one's result, does nothing.
         """
@@ -451,7 +451,7 @@ class PendingChanges(CallScope):
         elif self._outer_changes is not None:
             self._join(self._outer_changes, only_logs=only_logs)
         elif self.now:
-            self.home.publish(self, only_logs=only_logs)
+            self.storage.publish(self, only_logs=only_logs)
         else:
             self.published = "all"
 
@@ -459,7 +459,7 @@ class PendingChanges(CallScope):
         with outer.lock:
             outer.check_open()
             was = {kind: outer.read(kind) for kind in self.now}
-            changes = self.settle(was.__getitem__, only_logs=only_logs)
+            changes = self.merged_into(was.__getitem__, only_logs=only_logs)
             staged = {kind: (was[kind], new) for kind, new in changes.items()}
             steps = [(kind, step) for kind, step in self.steps if kind in changes]
             if only_logs:
@@ -511,16 +511,16 @@ class _Unpublished:
 _NOT_PUBLISHED: Any = _Unpublished()
 
 
-def pending_in(home: Home, policy_of: PolicyOf) -> PendingChanges:
+def pending_in(storage: SliceStorage, policy_of: PolicyOf) -> PendingChanges:
     """New pending changes inside the current ones. The caller publishes or drops them."""
-    outer = None if scopes.around() is None else current_changes(home)
-    return PendingChanges(outer, home=home, policy_of=policy_of)
+    outer = None if scopes.around() is None else current_changes(storage)
+    return PendingChanges(outer, storage=storage, policy_of=policy_of)
 
 
-def current_changes(home: Home) -> PendingChanges | None:
+def current_changes(storage: SliceStorage) -> PendingChanges | None:
     """The innermost open changes of this thread or task; None outside a call and in a call that has ended."""
     for pending in scopes.all():
-        if isinstance(pending, PendingChanges) and pending.home is home and pending.is_open:
+        if isinstance(pending, PendingChanges) and pending.storage is storage and pending.is_open:
             return pending
     return None
 
