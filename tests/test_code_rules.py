@@ -59,7 +59,7 @@ FILES_MAX = {
     "effects": 24,
     "exec": 12,
     "files": 32,
-    "history": 35,
+    "history": 36,
     "hosts": 5,
     "servers": 30,
     "session": 28,

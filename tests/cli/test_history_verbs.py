@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mulligan
+from mulligan.values.clock import FixedClock, SystemClock
 from tests.cli.cli_result import Run, write
 
 
@@ -63,6 +65,10 @@ def test_log_lists_calls_and_external_edits_newest_first(run: Run, work: Path) -
         "session_id": "default",
         "turn_id": "t1",
         "tool": "write_file",
+        "agent": None,
+        "command": None,
+        "prompt": None,
+        "outside": [],
         "status": "committed",
         "external": False,
         "started_at": rows[-1]["started_at"],
@@ -148,9 +154,14 @@ def counts(row: dict[str, Any]) -> dict[str, tuple[str, int, int]]:
 
 @pytest.mark.req("D14.cli.undo", "D14.cli.redo", "D14.json.ways_back", "D14.cli.whole_root")
 def test_undo_and_redo_without_a_session_apply_to_the_whole_root(run: Run, work: Path) -> None:
-    write(run, "a", "a", "--session", "one")
-    write(run, "b", "b", "--session", "two")
+    earlier = FixedClock(SystemClock().now() - timedelta(minutes=11))
+    with mulligan.open(str(work), clock=earlier) as opened:
+        for session, name in (("one", "a"), ("two", "b")):
+            with opened.session(session).call() as call:
+                call.write_file(name, name)
     done = run("undo", "--json").json
+    (named,) = done.pop("calls")
+    assert (named["tool"], named["session_id"]) == (None, "two")
     assert done == {
         "ok": True,
         "call_id": done["call_id"],

@@ -184,7 +184,8 @@ class TestStore:
     @pytest.mark.req("D14.cli.errors_say_next")
     def test_a_read_only_disk_is_reported_with_advice(self, home: Path, tmp_path: Path) -> None:
         """Seen from a mount namespace of its own, in which the disk really is read-only."""
-        script = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && exec "$2" -m mulligan.cli undo --root "$3"'
+        undo = '"$2" -m mulligan.cli undo --session one --root "$3"'
+        script = f'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && exec {undo}'
         words = ["sh", "-c", script, "sh", str(home), sys.executable, str(tmp_path / "root")]
         apart = ["unshare", "--user", "--map-root-user", "--mount", *words]
         environ = {**os.environ, "MULLIGAN_HOME": str(home)}

@@ -71,6 +71,7 @@ class Request(NamedTuple):
     text_errors: list[str]
     handles: list[int]
     umask: int
+    pid: int
 
 
 _Served = tuple[socket.socket, Request]
@@ -263,7 +264,7 @@ def _accept(caller: socket.socket) -> Request | None:
         message = _read(caller, int.from_bytes(head, sys.byteorder))
         status = _status(pid)
         if len(handles) == _HANDLES and message is not None and uid == os.geteuid() and _is_like_us(pid, status):
-            return _parse(message, list(handles), int(status["Umask"], 8))
+            return _parse(message, list(handles), int(status["Umask"], 8), pid)
         caller.sendall(COLD)
     except (OSError, ValueError, KeyError):
         pass
@@ -281,12 +282,12 @@ def _read(caller: socket.socket, size: int) -> bytes | None:
     return bytes(data) if len(data) == size else None
 
 
-def _parse(message: bytes, handles: list[int], umask: int) -> Request:
+def _parse(message: bytes, handles: list[int], umask: int, pid: int) -> Request:
     words = message.split(b"\0")
     errors, count, rest = [one.decode() for one in words[:3]], int(words[3]), words[4:]
     argv = [os.fsdecode(one) for one in rest[:count]]
     pairs = (one.partition(b"=") for one in rest[count:])
-    return Request(argv, {name: value for name, _, value in pairs if name}, errors, handles, umask)
+    return Request(argv, {name: value for name, _, value in pairs if name}, errors, handles, umask, pid)
 
 
 def _status(pid: int) -> dict[str, str]:
@@ -327,6 +328,7 @@ def _run(caller: socket.socket, request: Request, run: Callable[[list[str]], int
     os.umask(request.umask)
     os.environb.clear()
     os.environb.update(request.environment)
+    os.environb[b"MULLIGAN_CALLER_PID"] = b"%d" % request.pid
     time.tzset()
     _open_streams(request)
     sys.argv = ["mulligan", *request.argv]

@@ -151,13 +151,14 @@ def _fork(opened: Mulligan, session: DurableSession, folder: Path) -> None:
 
 
 def _show(opened: Mulligan) -> None:
-    from mulligan.cli.inspect import log_line, print_diff
+    from mulligan.cli.inspect import diff_lines, log_lines
     from mulligan.history.log import calls_of, can_be_undone, diff_view, log_view
 
     _say("All calls, newest first (`mulligan log`):")
-    for row in log_view(opened.open_root):
-        click.echo("  " + log_line(row))
+    for line in log_lines(log_view(opened.open_root)):
+        click.echo(f"  {line}")
     _say("And the newest change (`mulligan diff`):")
     with opened.open_root.ledger.store.read() as tx:
         newest = next(row for row in calls_of(tx, opened.open_root, None) if can_be_undone(row))
-    print_diff(diff_view(opened.open_root, newest))
+    for line in diff_lines(diff_view(opened.open_root, newest)):
+        click.echo(line)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mulligan.cli.format import paint, print_json
 from mulligan.cli.open_root import open_for_changes, open_for_reading
 from mulligan.cli.options import DEFAULT_SESSION, Common, confirm, options_saying, text, yes_option
-from mulligan.cli.undo import run_undo_operation
+from mulligan.cli.undo import if_match_option, run_undo_operation
 from mulligan.history.outcome_text import ago, gap_lines
 from mulligan.session.tables import SESSIONS
 from mulligan.values.errors import MulliganError, fault
@@ -109,7 +109,9 @@ def branches(common: Common) -> None:
         print_json([dict(zip(names, one, strict=True)) for one in facts])
         return
     for row in rows:
-        click.echo(f"{visible(row.session)}  {row.status:<8} {ago(row.created_at):>12}  {os.fsdecode(row.directory)}")
+        click.echo(
+            f"{visible(row.session)}  {row.status:<8} {ago(row.created_at):>12}  {visible(os.fsdecode(row.directory))}"
+        )
     if not rows:
         click.echo("No forks have their own files.")
 
@@ -124,17 +126,20 @@ def branches(common: Common) -> None:
     show_default=True,
     help="If somebody else changed the same file: merge, overwrite, or refuse.",
 )
+@if_match_option
 @yes_option
 @_forks_options
-def merge(common: Common, *, fork_session: str, dry_run: bool, on_conflict: str, yes: bool) -> None:
+def merge(common: Common, *, fork_session: str, **options: Any) -> None:
     """Apply a fork's changes to the files it was forked from, as one call that can be undone."""
     from mulligan.history import branches as forks
 
     def act(opened: Mulligan, how: UndoOptions) -> UndoResult:
         _check_fork_of(opened.open_root, fork_session, how.session)
-        return forks.merge_branch(opened.open_root, fork_session, on_conflict=how.on_conflict, dry_run=how.dry_run)
+        return forks.merge_branch(
+            opened.open_root, fork_session, on_conflict=how.on_conflict, dry_run=how.dry_run, if_match=how.if_match
+        )
 
-    run_undo_operation(common, act, dry_run=dry_run, on_conflict=on_conflict, yes=yes, came="brought in")
+    run_undo_operation(common, act, came="brought in", **options)
 
 
 @click.command()

@@ -3,40 +3,49 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mulligan.cli.format import paint, print_json
+from mulligan.cli.format import columns_shown, paint, print_json, print_pages
 from mulligan.cli.open_root import open_for_reading, path_in_any_root
 from mulligan.cli.options import THIS_SESSION, Common, common_options, options_saying, text
 from mulligan.history.log import LOG_LIMIT
 from mulligan.history.outcome_text import (
+    EDITED_OUTSIDE,
     aborted_words,
     ago,
-    call_title,
+    call_words,
     change_line,
     changes_words,
     counted,
     gap_lines,
     gap_words,
+    outside_words,
     short,
+    title_text,
+    who_text,
 )
 from mulligan.values.canonical import decode, object_in
 from mulligan.values.errors import MulliganError
-from mulligan.values.text import visible
+from mulligan.values.text import padded, shortened, visible, width_of
 
 if TYPE_CHECKING:
     from mulligan.api import Mulligan
     from mulligan.history.open_root import OpenRoot
     from mulligan.history.tables import CallRow
+    from mulligan.store.protocol import Tx
     from mulligan.values.ids import SessionId
     from mulligan.values.paths import RepoPath
 
-_LABEL_SHOWN = 12
-_TITLE_WIDTH, _TITLE_MAX = 18, 40
+_TITLE_MAX, _PROMPT_SHOWN = 50, 100
+_STATUS_WORDS = 20
+_WHO_MAX, _WHO_NARROW, _WIDE = 24, 15, 100
 _NO_GAPS = "[]"
 _MARKS = {"committed": ("✓", "green"), "undone": ("↩", "yellow"), "aborted": ("✗", "red"), "open": ("…", "cyan")}
 
@@ -45,11 +54,12 @@ _MARKS = {"committed": ("✓", "green"), "undone": ("↩", "yellow"), "aborted":
 @common_options
 def status(common: Common) -> None:
     """Show the current state: the number of calls, what runs, what undo and redo would do."""
+    from mulligan.history.call_about import call_named
     from mulligan.history.log import calls_of, newest_to_undo
     from mulligan.history.tables import OPEN, REDO
 
     with open_for_reading(common) as opened, opened.open_root.ledger.store.read() as tx:
-        calls = {row.id for row in calls_of(tx, opened.open_root, common.session_id)}
+        calls = {row.id: row for row in calls_of(tx, opened.open_root, common.session_id)}
         working = [one.call for one in tx.select(OPEN) if one.call in calls]
         redo = [one.call for one in tx.select(REDO) if one.call in calls]
         newest = newest_to_undo(tx, opened.open_root, common.session_id)
@@ -61,65 +71,186 @@ def status(common: Common) -> None:
             "redo": max(redo, default=None),
             "recovered": [one.call for one in opened.recovered if one.stuck is None],
         }
+        named = [newest, *(calls[one] for one in (*working, *redo))]
+        body["named"] = [call_named(tx, row) for row in named if row is not None]
     if common.as_json:
         print_json(body)
         return
+    columns, known = columns_shown(), {one["id"]: one for one in body["named"]}
+
+    def name(call: str) -> str:
+        return call_words(known[call], columns and columns - _STATUS_WORDS)
+
     click.echo(f"{visible(str(body['root']))}: {counted(len(calls), 'call')} on record")
-    click.echo(f"  undo would undo {short(body['undo'])}" if body["undo"] else "  nothing to undo")
+    click.echo(f"  undo would undo {name(body['undo'])}" if body["undo"] else "  nothing to undo")
     if body["redo"]:
-        click.echo(f"  redo would redo what {short(body['redo'])} undid")
+        click.echo(f"  redo would reverse {name(body['redo'])}")
     for call in working:
-        click.echo(f"  {short(call)} is still running")
+        click.echo(f"  still running: {name(call)}")
+
+
+_TIME = re.compile(r"(\d{1,6})\s*([smhdw])")
+_UNIT_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+def _time(_: click.Context, __: click.Parameter, given: str | None) -> str | None:
+    """The time that the user means, as records have it."""
+    from datetime import datetime, timedelta
+
+    from mulligan.values.clock import FixedClock, SystemClock, timestamp
+
+    if given is None:
+        return None
+    ago = _TIME.fullmatch(given.strip())
+    try:
+        if ago is not None:
+            when = SystemClock().now() - timedelta(seconds=int(ago[1]) * _UNIT_S[ago[2]])
+        else:
+            when = datetime.fromisoformat(given.strip())
+        return timestamp(FixedClock(when.astimezone(UTC)))
+    except (ValueError, OverflowError):
+        words = f"{visible(given)} is no time: write 30m, 2h, 3d, 2026-11-19 or '2026-11-19 08:00'."
+        raise click.BadParameter(words) from None
 
 
 @click.command()
 @click.option(
     "--limit", metavar="N", type=click.IntRange(min=1), default=LOG_LIMIT, show_default=True, help="How many at most."
 )
+@click.option("--by-prompt", is_flag=True, help="Group the calls by the prompt that caused them.")
+@click.option("--path", "paths", multiple=True, metavar="P", help="Only calls that changed this path or below it.")
+@click.option("--agent", metavar="NAME", callback=text, help="Only calls of this agent, for example claude.")
+@click.option(
+    "--since", metavar="TIME", callback=_time, help="Only calls since then: 30m, 2h, 3d, or 2026-11-19 08:00."
+)
+@click.option(
+    "--grep", metavar="WORDS", callback=text, help="Only calls whose tool, command, prompt or paths have these words."
+)
 @common_options
-def log(common: Common, limit: int) -> None:
+def log(common: Common, limit: int, *, by_prompt: bool, paths: tuple[str, ...], **wanted: str | None) -> None:
     """List calls and outside edits, newest first."""
     from mulligan.history.log import log_view
     from mulligan.history.tables import CALLS
 
     with open_for_reading(common) as opened:
-        rows = log_view(opened.open_root, common.session_id, limit=limit)
+        only = _filter(opened, paths, **wanted) if paths or any(wanted.values()) else None
+        rows = log_view(opened.open_root, common.session_id, limit=limit, only=only)
         with opened.open_root.ledger.store.read() as tx:
             found = [call for row in rows if (call := tx.get(CALLS, row["id"])) is not None]
         reasons = {call.id: call.reason for call in found}
-        titles = {call.id: _title(call) for call in found}
+    groups = _by_prompt(rows) if by_prompt else []
     if common.as_json:
-        print_json(rows)
+        print_json(groups if by_prompt else rows)
         return
     if not rows:
-        click.echo("No calls yet.")
-    width = max(_TITLE_WIDTH, *map(len, titles.values())) if titles else _TITLE_WIDTH
+        click.echo("No calls yet." if only is None else "No such calls.")
+    lines = log_lines(rows, reasons)
+    if not by_prompt:
+        print_pages(lines)
+        return
+    line_of = {row["id"]: line for row, line in zip(rows, lines, strict=True)}
+    print_pages(
+        [line for group in groups for line in (_prompt_line(group), *(line_of[c["id"]] for c in group["calls"]))]
+    )
+
+
+def _by_prompt(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The calls by turn, the turn of the newest call first. Outside edits have no turn, and so a group each."""
+    groups: dict[tuple[str | None, str], dict[str, Any]] = {}
     for row in rows:
-        click.echo(log_line(row, reasons.get(row["id"]), title=f"{titles.get(row['id'], ''):<{width}}"))
+        key = (row["session_id"], row["id"] if row["external"] else row["turn_id"])
+        head = {name: row[name] for name in ("turn_id", "session_id", "agent", "prompt")}
+        groups.setdefault(key, {**head, "calls": []})["calls"].append(row)
+    return list(groups.values())
 
 
-def _title(call: CallRow) -> str:
-    """The tool of a call and its command; without a command, the tool and the label, which may be a long id."""
-    title, label = call_title(call), call.label or ""
-    if title == call.tool and label not in ("", title):
-        title = f"{title} {visible(_cut(label, _LABEL_SHOWN))}"
-    return _cut(title, _TITLE_MAX)
+def _prompt_line(group: dict[str, Any]) -> str:
+    said = visible(" ".join((group["prompt"] or "").split()))
+    words = said or (EDITED_OUTSIDE if group["session_id"] is None else "(no prompt on record)")
+    return paint(shortened(words, columns_shown() or _PROMPT_SHOWN), "bold")
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _filter(
+    opened: Mulligan, paths: Sequence[str], *, agent: str | None, since: str | None, grep: str | None
+) -> Callable[[Tx, CallRow], bool]:
+    """Whether a call is one that the user wants to see."""
+    from mulligan.history.call_about import about_call, agent_of
+    from mulligan.history.multi_root import is_at_or_below, with_parts
+    from mulligan.history.tables import CHANGES, changes_of
+
+    root, wanted = opened.open_root.disk.root, [path_in_any_root(opened, path) for path in paths]
+    places = frozenset(os.fsencode(p) if p.startswith("/") else root.place_of(p) for p in wanted)
+    needle = (grep or "").casefold()
+
+    def only(tx: Tx, row: CallRow) -> bool:
+        if (since is not None and row.started_at < since) or (agent is not None and agent_of(row) != agent):
+            return False
+        parts = with_parts(tx, [row]) if places or grep else ()
+        if places and not any(
+            is_at_or_below(one.place, places) for p in parts for one in tx.select(CHANGES, {"call": p.id})
+        ):
+            return False
+        if not needle:
+            return True
+        about = about_call(tx, row)
+        texts = [
+            row.tool,
+            row.label,
+            about.command,
+            about.prompt,
+            *(str(c.path) for p in parts for c in changes_of(tx, p.id)),
+        ]
+        return any(needle in text.casefold() for text in texts if text)
+
+    return only
 
 
-def log_line(row: dict[str, Any], reason: str | None = None, *, title: str | None = None) -> str:
-    """One line of `mulligan log`. `reason` says why an aborted call was rolled back. Default title: tool, label."""
+def log_lines(rows: Sequence[dict[str, Any]], reasons: Mapping[str, str | None] = MappingProxyType({})) -> list[str]:
+    """One line for each call of `mulligan log`, in columns that fit the terminal.
+
+    `reasons` say why aborted calls were rolled back, and what reverted files from outside.
+    """
+    columns = columns_shown()
+    is_narrow = columns is not None and columns < _WIDE
+    whos = [who_text(row["agent"], row["session_id"]) for row in rows]
+    who_max = min(max(map(width_of, whos), default=0), _WHO_NARROW if is_narrow else _WHO_MAX)
+    whens = [ago(row["started_at"]) for row in rows]
+    when_max = max(map(len, whens), default=0)
+    titles = [
+        visible(reasons.get(row["id"]) or EDITED_OUTSIDE)
+        if row["external"]
+        else title_text(row["tool"], row["label"], row["command"])
+        for row in rows
+    ]
+    left = None if columns is None else max(20, columns - 16 - when_max - who_max)
+    title_max = min(max(map(width_of, titles), default=0), _TITLE_MAX if left is None else left * 3 // 5)
+    return [
+        _log_line(
+            row,
+            reasons.get(row["id"]),
+            cells=[when.rjust(when_max), *(padded(shortened(text, most), most) for text, most in cells if most)],
+            columns=columns,
+        )
+        for row, when, *cells in zip(
+            rows,
+            whens,
+            [(who, who_max) for who in whos],
+            [(title, title_max) for title in titles],
+            strict=True,
+        )
+    ]
+
+
+def _log_line(row: dict[str, Any], reason: str | None, *, cells: Sequence[str], columns: int | None) -> str:
     mark, colour = ("~", "magenta") if row["external"] else _MARKS.get(row["status"], ("·", "white"))
-    names = " ".join(dict.fromkeys(name for name in (row["tool"], row["label"]) if name))
-    who = "edited outside" if row["external"] else visible(_cut(names or "call", _TITLE_MAX))
-    when = ago(row["started_at"])
     words = changes_words(row["changes"])
     more = f" and {len(words) - 4} more" if len(words) > 4 else ""
     tail = (aborted_words(reason) if row["status"] == "aborted" else ", ".join(words[:4])) + more
-    return f"{paint(mark, colour)} {paint(short(row['id']), 'bold')}  {when:>12}  {title or who:<18} {tail}".rstrip()
+    acted = f"[{', '.join(row['outside'])}] " if row["outside"] else ""
+    head = f"  {'  '.join(cells)}  "
+    rest = None if columns is None else columns - 10 - width_of(head) - len(acted)
+    tail = tail if rest is None else shortened(tail, max(rest, 1))
+    return f"{paint(mark, colour)} {paint(short(row['id']), 'bold')}{head}{paint(acted, 'yellow')}{tail}".rstrip()
 
 
 @click.command()
@@ -127,34 +258,36 @@ def log_line(row: dict[str, Any], reason: str | None = None, *, title: str | Non
 @common_options
 def show(common: Common, call: str | None) -> None:
     """Show one call (default: the newest): its cause, what it changed, what Mulligan could not capture."""
-    from mulligan.history.log import call_view, diff_view, turn_of
+    from mulligan.history.call_about import redacted
+    from mulligan.history.log import call_view, diff_view
 
     with open_for_reading(common) as opened:
         row = _call_shown(opened.open_root, call, common.session_id)
         with opened.open_root.ledger.store.read() as tx:
-            view, turn = call_view(opened.open_root, tx, row), turn_of(tx, row)
+            view = call_view(opened.open_root, tx, row)
         view["transcript"], told = _conversation(row)
-        view["prompt"] = (turn.prompt if turn else None) or told
-        view["reason"] = row.reason
-        view["cause"] = row.cause
+        view["prompt"] = view["prompt"] or (redacted(told) if told else None)
+        view["reason"] = row.reason and redacted(row.reason)
+        view["cause"] = row.cause and redacted(row.cause)
         diff = diff_view(opened.open_root, row)
     if common.as_json:
         print_json(view)
         return
-    click.echo(log_line(view | {"changes": []}, view["reason"], title=_title(row)))
-    click.echo(f"  id       {view['id']}")
-    click.echo(f"  session  {visible(view['session_id'] or '(none: edited outside)')}")
-    if view["prompt"]:
-        click.echo(f"  prompt   {visible(view['prompt'])}")
-    if view["transcript"]:
-        click.echo(f"  record   {visible(view['transcript'])}")
-    if view["reason"]:
-        click.echo(f"  reason   {visible(view['reason'])}")
-    for change in view["changes"]:
-        click.echo("  " + change_line(change))
-    for line in gap_lines(view["coverage"]):
-        click.echo(paint(f"  {line}", "yellow"))
-    print_diff(diff)
+    facts = {
+        "id": view["id"],
+        "agent": view["agent"],
+        "session": view["session_id"] or "(none: edited outside)",
+        "command": view["command"],
+        "prompt": view["prompt"],
+        "record": view["transcript"],
+        "reason": view["reason"],
+    }
+    lines = log_lines([view | {"changes": [], "outside": []}], {view["id"]: view["reason"]})
+    lines += [f"  {name:<7}  {visible(fact)}" for name, fact in facts.items() if fact]
+    lines += [paint(f"  {outside_words(view['outside'])}", "yellow")] if view["outside"] else []
+    lines += [f"  {change_line(change)}" for change in view["changes"]]
+    lines += [paint(f"  {line}", "yellow") for line in gap_lines(view["coverage"])]
+    print_pages([*lines, *diff_lines(diff)])
 
 
 def _call_shown(open_root: OpenRoot, call: str | None, session: SessionId | None) -> CallRow:
@@ -178,12 +311,11 @@ def _conversation(row: CallRow) -> tuple[str | None, str | None]:
     return transcript, None if row.label is None else prompt_before(transcript, row.label)
 
 
-def print_diff(diff: str) -> None:
-    if diff:
-        click.echo()
-    for line in diff.splitlines():
-        colour = {"+": "green", "-": "red", "@": "cyan", "d": "bold"}.get(line[:1])
-        click.echo(paint(visible(line), colour) if colour else visible(line))
+def diff_lines(diff: str) -> list[str]:
+    """The lines of a diff in colours, after an empty line."""
+    colours = {"+": "green", "-": "red", "@": "cyan", "d": "bold"}
+    shown = [(visible(line), colours.get(line[:1])) for line in diff.splitlines()]
+    return [*([""] if diff else []), *(paint(line, colour) if colour else line for line, colour in shown)]
 
 
 @click.command()
@@ -215,7 +347,7 @@ def diff(common: Common, call: str | None, other: str | None) -> None:
     if common.as_json:
         print_json({"calls": [row.id for row in chosen], "diff": text, "files": files})
     elif sys.stdout.isatty():
-        print_diff(text)
+        print_pages(diff_lines(text))
     else:
         click.echo(text, nl=False)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
@@ -153,7 +154,7 @@ def exit_code_of_fault(error: MulliganError) -> int:
 def exit_code_of(error: Exception, *, as_json: bool) -> int:
     """Prints the error and returns its exit code."""
     if isinstance(error, MulliganError):
-        _print_error(error.message, code=error.code, as_json=as_json)
+        _print_error(error.message, code=error.code, as_json=as_json, details=error.details)
         return exit_code_of_fault(error)
     if isinstance(error, BrokenPipeError):
         # The reader has closed the pipe; without this the interpreter would print an error when it exits.
@@ -167,10 +168,13 @@ def exit_code_of(error: Exception, *, as_json: bool) -> int:
     return INTERRUPTED
 
 
-def _print_error(message: str, *, code: str, as_json: bool) -> None:
+def _print_error(message: str, *, code: str, as_json: bool, details: Mapping[str, Any] = MappingProxyType({})) -> None:
+    sessions = {"sessions": details["sessions"]} if "sessions" in details else {}
     if as_json:
-        print_json({"error": {"code": code, "message": message}})
+        print_json({"error": {"code": code, "message": message, **sessions}})
     click.echo(f"mulligan: {visible(' '.join(message.split()))}", err=True)
+    for line in details.get("choices", ()):
+        click.echo(f"  {visible(line)}", err=True)
 
 
 def can_ask(common: Common) -> bool:

@@ -457,33 +457,40 @@ class DurableSession(State):
         on_conflict: OnConflict = "merge",
         dry_run: bool = False,
         git: Git = "leave",
+        if_match: str | None = None,
     ) -> UndoResult:
         """Undo one call, by id or label; default: the newest call that is not undone. `redo` undoes the undo.
 
         Later changes stay: Mulligan merges lines, and leaves and reports conflicting paths, unless `on_conflict` says
-        otherwise. `paths` limits the undo to these paths; `dry_run` only returns what would happen. Raises
-        `unknown_call` and `nothing_to_undo`. Like every undo operation it raises `call_open` inside a call of this
-        session, and `fs_op_not_allowed` or `path_not_allowed` where the session may not write.
+        otherwise. `paths` limits the undo to these paths, `hunks` to these hunks of the call's change, counted from 0.
+        `dry_run` only returns what would happen, with a `digest`; with that as `if_match`, the undo raises `conflict`
+        if the plan has changed. Raises `unknown_call` and `nothing_to_undo`. Like every undo operation it raises
+        `call_open` inside a call of this session, and `fs_op_not_allowed` or `path_not_allowed` where the session may
+        not write.
         """
-        how = self._undo_options(on_conflict, dry_run, git)
+        how = self._undo_options(on_conflict, dry_run, git, if_match)
         name = None if call is None else _named(call)
         wanted = None if paths is None else paths_from_wire(paths)
         return operations.undo(self._open_root, name, paths=wanted, hunks=hunks_from_wire(hunks), how=how)
 
-    def _undo_options(self, on_conflict: OnConflict, dry_run: bool = False, git: Git = "leave") -> UndoOptions:
+    def _undo_options(
+        self, on_conflict: OnConflict, dry_run: bool = False, git: Git = "leave", if_match: str | None = None
+    ) -> UndoOptions:
         self._open_root.check_open()
         check_call_open(self._slices)
         found = past_session_boundary(self._open_root, self.id, default=self._boundary)
         # A session that may write everywhere needs no check of each path.
         may_write = None if found.boundary.is_unlimited else HistoryAccess.of(self._open_root, self.id, found).may_write
-        return UndoOptions(on_conflict, dry_run, self.id, git, may_write, anyones=True)
+        return UndoOptions(on_conflict, dry_run, self.id, git, may_write, anyones=True, if_match=if_match)
 
     def _history_access(self, open_root: OpenRoot, session: SessionId) -> HistoryAccess:
         return HistoryAccess.of(open_root, session, past_session_boundary(open_root, session, default=self._boundary))
 
-    def redo(self, *, on_conflict: OnConflict = "merge", dry_run: bool = False) -> UndoResult:
+    def redo(
+        self, *, on_conflict: OnConflict = "merge", dry_run: bool = False, if_match: str | None = None
+    ) -> UndoResult:
         """Redo the last undo, restore, rollback or rewind of this session. Raises `nothing_to_redo`."""
-        return operations.redo(self._open_root, how=self._undo_options(on_conflict, dry_run))
+        return operations.redo(self._open_root, how=self._undo_options(on_conflict, dry_run, if_match=if_match))
 
     def restore(
         self,
@@ -494,12 +501,13 @@ class DurableSession(State):
         on_conflict: OnConflict = "merge",
         dry_run: bool = False,
         git: Git = "leave",
+        if_match: str | None = None,
     ) -> UndoResult:
         """Set the paths that a call changed back to their state before the call, also those that changed later.
 
         Like every undo operation, this is a call itself and can be undone. Raises `unknown_call`.
         """
-        how = self._undo_options(on_conflict, dry_run, git)
+        how = self._undo_options(on_conflict, dry_run, git, if_match)
         return operations.restore(
             self._open_root, _named(call), paths=paths_from_wire(paths), hunks=hunks_from_wire(hunks), how=how
         )
@@ -515,6 +523,7 @@ class DurableSession(State):
         dry_run: bool = False,
         cancel_open: bool = False,
         git: Git = "leave",
+        if_match: str | None = None,
     ) -> UndoResult: ...
     def rollback(
         self,
@@ -525,13 +534,14 @@ class DurableSession(State):
         dry_run: bool = False,
         cancel_open: bool = False,
         git: Git = "leave",
+        if_match: str | None = None,
     ) -> UndoResult | None:
         """Undo the last turn: files, transcript and STATE slices. With a snapshot, set the slices back to it."""
         if snapshot is not None:
             State.rollback(self, snapshot, preserve_logs=preserve_logs)
             return None
         return operations.rollback(
-            self._open_root, how=self._undo_options(on_conflict, dry_run, git), cancel_open=cancel_open
+            self._open_root, how=self._undo_options(on_conflict, dry_run, git, if_match), cancel_open=cancel_open
         )
 
     def rewind(
@@ -544,9 +554,10 @@ class DurableSession(State):
         on_conflict: OnConflict = "merge",
         dry_run: bool = False,
         git: Git = "leave",
+        if_match: str | None = None,
     ) -> UndoResult:
         """Move files, transcript or both back to a call or a message. `to` is an id or a number of messages."""
-        how = self._undo_options(on_conflict, dry_run, git)
+        how = self._undo_options(on_conflict, dry_run, git, if_match)
         return operations.rewind(self._open_root, _named(to), side=side, files=files, transcript=transcript, how=how)
 
     def fork(

@@ -31,7 +31,7 @@ from mulligan.history.merge import Conflict, MergedEntry, TakeTheirs, WriteMerge
 from mulligan.history.multi_root import CurrentTree, contains, content_for, plan_as_shown
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.partial_undo import undone_parts_of
-from mulligan.history.plan import OnConflict, PlannedChange, Planner, RestorePlan, check_choice
+from mulligan.history.plan import OnConflict, PlannedChange, Planner, RestorePlan, check_choice, checked_digest
 from mulligan.history.rewind import Point, archive_of, find_point
 from mulligan.history.tables import BRANCHES, CHANGES, TURNS, BranchRow, CallRow, RootRow, change_from_row, changes_of
 from mulligan.history.undo import MayWrite, UndoResult, check_moves
@@ -333,21 +333,22 @@ class CopyMerge:
         root: str | None = None,
         dry_run: bool,
         may_write: MayWrite | None,
-        check: Callable[[RestorePlan], None] | None = None,
+        if_match: str | None = None,
     ) -> UndoResult:
         """Merge in one call that can be undone. There is no call if there is nothing to merge, or a conflict stops."""
         plan = self.plan()
         if self.on_conflict == "refuse" and not plan.ok:
             plan = plan.untouched()
         check_moves(self.open_root, plan, may_write)
-        if check is not None:
-            check(plan)
-        call = None
+        result = UndoResult(plan.ok, None, plan.outcomes, plan.overwrote_external, plan=plan)
+        if dry_run or if_match is not None:
+            digest = checked_digest(result, self.open_root.entry, if_match)
+            result = replace(result, digest=digest if dry_run else None)
         if plan.moves and not dry_run:
             # A later merge reads this: which copy, and what the copy held where both sides were mixed.
             cause = MergedCopy(self.there.root.id, fork, root, self._mixed)
-            call = _apply_moves(self.open_root, self.session, plan.moves, cause)
-        return UndoResult(plan.ok, call, plan.outcomes, plan.overwrote_external, plan=plan)
+            result = replace(result, call_id=_apply_moves(self.open_root, self.session, plan.moves, cause))
+        return result
 
     def plan(self) -> RestorePlan:
         now, again = CurrentTree(self.open_root), self.there.entry
@@ -482,16 +483,16 @@ def merge_branch(
     on_conflict: OnConflict = "merge",
     dry_run: bool = False,
     may_write: MayWrite | None = None,
-    check: Callable[[RestorePlan], None] | None = None,
+    if_match: str | None = None,
 ) -> UndoResult:
     """Merge a fork's changes into the files that it was forked from, as one call that can be undone.
 
-    `check` sees the plan before any file changes, and may raise.
+    With `if_match`, it does so only if the plan has this digest.
     """
     branch = branch_of(open_root, session)
     with closing(HostDisk(branch.directory)) as disk, closing(OpenRoot(open_root.ledger, disk)) as there:
         merge = CopyMerge(open_root.at(branch.source), there, SessionId(branch.parent), branch.manifest, on_conflict)
-        result = merge.apply(fork=session, dry_run=dry_run, may_write=may_write, check=check)
+        result = merge.apply(fork=session, dry_run=dry_run, may_write=may_write, if_match=if_match)
     if result.ok and not dry_run:
         _end_branch(open_root, branch, "merged")
     return result

@@ -22,7 +22,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mulligan.exec.capture.scan import Stamp
 from mulligan.files.disk import read_xattrs
@@ -55,6 +55,9 @@ from mulligan.values.paths import (
     text_from_wire,
     to_wire,
 )
+
+if TYPE_CHECKING:
+    from mulligan.history.call import Call
 
 COMMIT_OUTSIDE = "commit_outside"
 """The reason in a note of coverage: the call made commits in a git directory outside the root."""
@@ -476,3 +479,12 @@ def _object_sizes(git: GitReader, oids: list[str]) -> dict[str, int]:
     asked = "".join(f"{oid}\n" for oid in oids).encode("ascii")
     rows = [row.split(b" ") for row in git.run("cat-file", "--batch-check", "--buffer", stdin=asked).splitlines()]
     return {row[0].decode("ascii"): int(row[2]) for row in rows if len(row) == 3}
+
+
+def move_git(acting: Call, move: GitMove, verb: str) -> None:
+    """Change git's files outside the root, as a part of the call."""
+    acting.commands.begin()
+    now = move.apply(verb, acting.ledger.clock.now())
+    note = git_note(move.now, now, acting.ledger.blobs.store)
+    if note is not None:
+        acting.note_git(note | {"path": to_wire(move.path)})

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from mulligan.files.diff import DiffHunk, hunks_of, line_counts, looks_binary, split_lines, unified_diff
+from mulligan.history.call_about import CallAbout, about_call, agent_of
 from mulligan.history.ledger import STORE_FULL
 from mulligan.history.multi_root import contains, main_of, path_in_root, shown_by, with_parts
 from mulligan.history.open_root import OpenRoot, root_elsewhere
@@ -186,6 +187,25 @@ def _is_left(tx: Tx, open_root: OpenRoot, evicted: CallRow) -> bool:
     return any(not isinstance(entry, FileEntry) or open_root.ledger.blobs.has(tx, entry.digest) for entry in was)
 
 
+def sessions_at_work(tx: Tx, open_root: OpenRoot, since: str) -> dict[str, CallRow]:
+    """The sessions whose agents have committed a change in this workspace since then, each with its newest such call.
+
+    Undo operations do not count: a person may have done those in the agent's session.
+    """
+    found: dict[str, CallRow] = {}
+    before = 0
+    for row in calls_of(tx, open_root, None, only={"status": "committed", "external": 0, "way_back": None}):
+        if row.session is None or row.wseq is None:
+            continue
+        if (row.ended_at or "") >= since:
+            found.setdefault(row.session, row)
+        # Calls that ran side by side end in another order than they began.
+        before = before + 1 if (row.ended_at or "") < since else 0
+        if before >= _OVERLAP:
+            break
+    return found
+
+
 def is_reachable(tx: Tx, open_root: OpenRoot, row: CallRow) -> bool:
     """Whether the files are still where the call changed them: a sandboxed root's copy goes once it is merged.
 
@@ -276,17 +296,29 @@ def _anything(_: str) -> bool:
 
 
 def log_view(
-    open_root: OpenRoot, session: SessionId | None = None, *, limit: int = LOG_LIMIT, may_tell: MayTell = _anything
+    open_root: OpenRoot,
+    session: SessionId | None = None,
+    *,
+    limit: int = LOG_LIMIT,
+    may_tell: MayTell = _anything,
+    tells_words: bool = True,
+    only: Callable[[Tx, CallRow], bool] | None = None,
 ) -> list[dict[str, Any]]:
-    """The newest calls and external changes, newest first."""
+    """The newest calls and external changes, newest first.
+
+    `only` chooses among them. Without `tells_words`, commands and prompts are left out, because they may quote files.
+    """
     with open_root.ledger.store.read() as tx:
-        rows = islice(as_it_happened(tx, calls_of(tx, open_root, session)), limit)
-        return [_view(open_root, tx, row, parts=(row,), may_tell=may_tell) for row in rows]
+        known = as_it_happened(tx, calls_of(tx, open_root, session))
+        rows = islice(known if only is None else (row for row in known if only(tx, row)), limit)
+        return [_view(open_root, tx, row, parts=(row,), may_tell=may_tell, tells_words=tells_words) for row in rows]
 
 
-def call_view(open_root: OpenRoot, tx: Tx, row: CallRow, may_tell: MayTell = _anything) -> dict[str, Any]:
-    """One call, with its changes in other roots."""
-    return _view(open_root, tx, row, parts=_all_of(tx, row), may_tell=may_tell)
+def call_view(
+    open_root: OpenRoot, tx: Tx, row: CallRow, may_tell: MayTell = _anything, *, tells_words: bool = True
+) -> dict[str, Any]:
+    """One call, with its changes in other roots. `may_tell`, `tells_words`: as in `log_view`."""
+    return _view(open_root, tx, row, parts=_all_of(tx, row), may_tell=may_tell, tells_words=tells_words)
 
 
 def _all_of(tx: Tx, row: CallRow) -> Sequence[CallRow]:
@@ -294,7 +326,11 @@ def _all_of(tx: Tx, row: CallRow) -> Sequence[CallRow]:
     return sorted(with_parts(tx, [row]), key=lambda one: one.id) if main_of(row) == row.id else (row,)
 
 
-def _view(open_root: OpenRoot, tx: Tx, row: CallRow, *, parts: Sequence[CallRow], may_tell: MayTell) -> dict[str, Any]:
+def _view(
+    open_root: OpenRoot, tx: Tx, row: CallRow, *, parts: Sequence[CallRow], may_tell: MayTell, tells_words: bool
+) -> dict[str, Any]:
+    gaps = list(_gaps_shown(open_root, tx, parts))
+    about = about_call(tx, row, gaps) if tells_words else CallAbout(agent_of(row))
     changes = [one for one in _changes_shown(open_root, tx, parts) if _may_tell_of(one, may_tell)]
     moved = _moved(changes)
     return {
@@ -303,13 +339,14 @@ def _view(open_root: OpenRoot, tx: Tx, row: CallRow, *, parts: Sequence[CallRow]
         "session_id": row.session,
         "turn_id": row.turn,
         "tool": row.tool,
+        **about.to_json(),
         "status": status_shown(row),
         "external": bool(row.external),
         **({"reason": row.reason} if row.external and row.reason else {}),
         "started_at": row.started_at,
         "ended_at": row.ended_at,
         "changes": [_change_view(open_root, tx, change, moved=moved) for change in changes],
-        "coverage": [gap for gap in _gaps_shown(open_root, tx, parts) if may_tell(text_from_wire(gap["path"]))],
+        "coverage": [gap for gap in gaps if may_tell(text_from_wire(gap["path"]))],
     }
 
 
@@ -380,6 +417,13 @@ def diff_view(open_root: OpenRoot, row: CallRow, may_tell: MayTell = _anything) 
         moved = _moved(changes)
         told = [one for one in changes if one.path not in moved]
         return "".join(_change_diff(open_root, tx, change, came_from=moved.get(change.renamed_from)) for change in told)
+
+
+def file_diffs(open_root: OpenRoot, row: CallRow) -> list[tuple[RepoPath, str]]:
+    """The paths that a call changed, each with its diff; a directory has an empty one."""
+    with open_root.ledger.store.read() as tx:
+        changes = list(_changes_shown(open_root, tx, _all_of(tx, row)))
+        return [(change.path, _change_diff(open_root, tx, change, came_from=None)) for change in changes]
 
 
 def hunks_view(open_root: OpenRoot, row: CallRow) -> list[dict[str, Any]]:

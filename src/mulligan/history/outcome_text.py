@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mulligan.history.call_about import redacted
 from mulligan.history.cause import command_of
 from mulligan.values.clock import Clock, SystemClock, parse_timestamp
 from mulligan.values.entries import Absent
 from mulligan.values.paths import to_wire
-from mulligan.values.text import visible
+from mulligan.values.text import shortened, visible, width_of
 
 if TYPE_CHECKING:
     from mulligan.history.git_changes import LeftAlone
@@ -89,17 +90,66 @@ def short(call: object) -> str:
     return str(call)[-8:]
 
 
-_COMMAND_SHOWN = 60
+_COMMAND_SHOWN = 70
+_SESSION_SHOWN = 12
+_LINE_SHOWN, _TITLE_MIN = 160, 20
+
+
+EDITED_OUTSIDE = "edited outside"
 
 
 def call_title(row: CallRow, *, label: bool = False) -> str:
     """The tool of a call and its command, shortened, on one line; with `label` also the agent's own id of the call."""
     if row.external:
-        return row.reason or "edited outside"
-    words = " ".join((command_of(row.why) or "").split())
-    cut = words if len(words) <= _COMMAND_SHOWN else words[: _COMMAND_SHOWN - 1] + "…"
-    title = f"{row.tool or 'call'}: {cut}" if cut else row.tool or row.label or "call"
-    return visible(f"{title} [{row.label}]" if label and row.label not in (None, row.tool) else title)
+        return visible(row.reason or EDITED_OUTSIDE)
+    command = command_of(row.why)
+    title = title_text(row.tool, row.label, None if command is None else redacted(command))
+    return f"{title} [{visible(row.label)}]" if label and row.label not in (None, row.tool) else title
+
+
+def title_text(tool: str | None, label: str | None, command: str | None, columns: int = _COMMAND_SHOWN) -> str:
+    """The tool of a call and its command on one line; without a command, the tool or the label."""
+    words = visible(" ".join((command or "").split()))
+    name = visible(tool or label or "call")
+    return shortened(f"{name}: {words}" if words else name, columns)
+
+
+def who_text(agent: str | None, session: str | None) -> str:
+    """The agent and the session of a call; of a long session, the last characters."""
+    name = visible(session or "")
+    # Sessions of hosts are UUIDs, and the beginnings of new ones are alike.
+    known = name if width_of(name) <= _SESSION_SHOWN else f"…{name[-_SESSION_SHOWN + 1 :]}"
+    return " ".join(part for part in (visible(agent or ""), known) if part)
+
+
+def call_words(named: Mapping[str, Any], columns: int | None = None) -> str:
+    """A call in one line: its title, its id, its agent and session, and its prompt. `named`: see `call_named`."""
+    who = who_text(named["agent"], named["session_id"])
+    tail = f" ({short(named['id'])}{', ' if who else ''}{who})"
+    title = title_text(named["tool"], named["label"], named["command"])
+    said = visible(" ".join((named["prompt"] or "").split()))
+    text = f"{title}{tail}{f' for “{said}”' if said else ''}"
+    if columns is None or width_of(text) <= columns:
+        return text if columns is not None else shortened(text, _LINE_SHOWN)
+    left = max(columns - width_of(tail), _TITLE_MIN)
+    if width_of(title) > left:
+        return f"{shortened(title, left)}{tail}"
+    return shortened(text, columns)
+
+
+OUTSIDE_WORDS = {
+    "push": "it pushed commits",
+    "network": "it used the network",
+    "other_daemon": "it talked to another program",
+}
+
+
+def outside_words(outside: Sequence[str]) -> str:
+    """What a call did besides files, as one sentence; empty if it did nothing."""
+    if not outside:
+        return ""
+    did = " and ".join(OUTSIDE_WORDS.get(one, one) for one in outside)
+    return f"also acted outside: {did}; undo cannot reach that"
 
 
 def changes_words(changes: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -201,6 +251,45 @@ def outcome_lines(result: UndoResult, *, dry_run: bool = False, came: str = "res
     slices = [f"left slice {visible(name)} as it is: it has changed since" for name in result.slices_left]
     lines += [*transcript, *slices]
     return [_would(line) if dry_run else line for line in lines if line] + _further_gap_lines(result)
+
+
+_LINES_MAX, _FOLDERS_MAX = 40, 20
+
+
+def plan_lines(result: UndoResult, *, dry_run: bool = True, came: str = "restored") -> list[str]:
+    """The outcomes in lines; of many paths a summary by folder, and only what is not restored path by path."""
+    lines = outcome_lines(result, dry_run=dry_run, came=came)
+    if len(lines) <= _LINES_MAX:
+        return lines
+    gone = (
+        set() if result.plan is None else {move.path for move in result.plan.moves if isinstance(move.target, Absent)}
+    )
+    done = [one for one in result.outcomes if one.outcome in ("restored", "merged")]
+    folders = Counter(
+        (_fate_word(one, gone, came), one.path.partition("/")[0] + "/" if "/" in one.path else "") for one in done
+    )
+    summary = [
+        f"{word} {counted(count, 'path')} {f'below {visible(folder)}' if folder else 'at the top'}"
+        for (word, folder), count in folders.most_common(_FOLDERS_MAX)
+    ]
+    more = folders.total() - sum(count for _, count in folders.most_common(_FOLDERS_MAX))
+    summary += [f"{came} {counted(more, 'path')} in other folders"] if more else []
+    restored = {"merged", "removed", came}
+    rest = [line for line in lines if not _is_done_line(line, restored)]
+    hidden = len(rest) - _LINES_MAX
+    shown = rest[:_LINES_MAX] + ([f"and {hidden} more lines (--json has all)"] if hidden > 0 else [])
+    return [*([_would(line) for line in summary] if dry_run else summary), *shown]
+
+
+def _fate_word(one: Outcome, gone: Collection[str], came: str) -> str:
+    return "merged" if one.outcome == "merged" else "removed" if one.path in gone else came
+
+
+def _is_done_line(line: str, words: Collection[str]) -> bool:
+    """Whether a line tells of a path that the summary counts."""
+    would, _, rest = line.partition(" ")
+    first = rest.partition(" ")[0] if would == "would" else would
+    return first in words or first in {_WOULD[word.partition(" ")[0]] for word in words}
 
 
 def _would(line: str) -> str:

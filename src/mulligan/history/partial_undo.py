@@ -12,12 +12,13 @@ from dataclasses import field, replace
 from mulligan.files.diff import Edit, edits, hunks_of, looks_binary, split_lines, without_hunks
 from mulligan.history.cause import PartOfCall
 from mulligan.history.multi_root import main_of, with_parts
-from mulligan.history.tables import CALLS, CHANGES, TAKEN_IN_PART, WSEQ_END, CallRow, ChangeRow
+from mulligan.history.tables import CALLS, CHANGES, TAKEN_IN_PART, WSEQ_END, CallRow, ChangeRow, RootRow
 from mulligan.store.protocol import Tx
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import Absent, Change, FileEntry, entry_from_bytes, same_state
 from mulligan.values.errors import fault
 from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.paths import path_bytes
 
 
 @fast_dataclass(slots=True, frozen=True)
@@ -142,6 +143,27 @@ def in_hunks(change: Change, chosen: Chosen, read: Callable[[Digest], bytes]) ->
     assert isinstance(entry, FileEntry), "what has hunks is a file on one side at least"
     partial = replace(entry, digest=digest_of(content), size=len(content))
     return replace(change, before=partial), content
+
+
+def layers_in_hunks(
+    calls: Sequence[CallRow],
+    layers: Sequence[Sequence[Change]],
+    hunks: Mapping[tuple[str, bytes], Chosen],
+    *,
+    root: RootRow,
+    read: Callable[[Digest], bytes],
+) -> tuple[list[list[Change]], list[bytes]]:
+    """The changes of calls with only the chosen hunks, by call and place, and the contents that result."""
+    found: list[list[Change]] = []
+    contents: list[bytes] = []
+    for call, layer in zip(calls, layers, strict=True):
+        found.append([])
+        for change in layer:
+            chosen = hunks.get((call.id, root.place_of(path_bytes(change.path))))
+            part, content = (change, None) if chosen is None else in_hunks(change, chosen, read)
+            found[-1] += [part] if chosen is None or chosen else []
+            contents += [] if content is None else [content]
+    return found, contents
 
 
 def texts_of(change: Change, read: Callable[[Digest], bytes]) -> tuple[bytes, bytes]:

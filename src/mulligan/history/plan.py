@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
+from hashlib import sha256
 from typing import Any, Literal, Protocol, TypeVar
 
 from mulligan.files.git import have_same_entries
 from mulligan.history.git_changes import GitMove, LeftAlone, is_index
 from mulligan.history.merge import Conflict, KeepOurs, MergedEntry, TakeTheirs, WriteMerged, merge_entry
+from mulligan.values.canonical import encode
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import (
     ABSENT,
@@ -23,6 +25,7 @@ from mulligan.values.entries import (
     DirEntry,
     Entry,
     FileEntry,
+    entry_to_json,
     same_state,
 )
 from mulligan.values.errors import MulliganError, fault
@@ -113,6 +116,48 @@ class RestorePlan:
             if one.outcome == "failed" or (on_conflict == "refuse" and one.outcome == "conflicted"):
                 return True
         return False
+
+
+class PlannedResult(Protocol):
+    """The planned result of an undo operation (see `undo.UndoResult`)."""
+
+    @property
+    def of(self) -> tuple[str, ...]: ...
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]: ...
+    @property
+    def plan(self) -> RestorePlan | None: ...
+    @property
+    def talk(self) -> Mapping[str, int] | None: ...
+    @property
+    def slices_left(self) -> tuple[str, ...]: ...
+
+
+def checked_digest(result: PlannedResult, now: Callable[[RepoPath], Entry | None], expected: str | None) -> str:
+    """The digest of the calls, the plan, and what its paths hold now, times aside; other paths do not matter.
+
+    Raises `conflict` if it is not the expected one.
+    """
+    assert result.plan is not None, "the caller has planned"
+    moved = {move.path: [_state(move.now), _state(move.target)] for move in result.plan.moves}
+    paths = {}
+    for one in result.outcomes:
+        # What a path in another root holds counts only if the plan changes it.
+        here = None if one.path in moved or one.path.startswith("/") else now(one.path)
+        paths[to_wire(one.path)] = [one.outcome, one.reason or "", moved.get(one.path) or [_state(here)]]
+    git = [to_wire(move.path) for move in result.plan.git_moves]
+    rest = {"of": list(result.of), "talk": dict(result.talk or {}), "slices_left": list(result.slices_left)}
+    digest = sha256(encode({"paths": paths, "git": git, **rest})).hexdigest()
+    if expected not in (None, digest):
+        words = "The plan is not the one that you have seen: files or calls have changed since. Look at the new plan."
+        raise fault("conflict", words, digest=digest)
+    return digest
+
+
+def _state(entry: Entry | None) -> dict[str, Any] | None:
+    if entry is None:
+        return None
+    return {name: value for name, value in entry_to_json(entry).items() if name in ("kind", "digest", "mode", "target")}
 
 
 def _always(_: Digest) -> bool:

@@ -58,6 +58,16 @@ def start_time_of(pid: int) -> str | None:
     return "alive"
 
 
+def descends_from(caller: int, ancestor: int) -> bool:
+    """Whether a process is another one, or one of its descendants, as far as this system says."""
+    while caller != ancestor:
+        found = _process(caller)
+        if found is None or found.parent == caller:
+            return False
+        caller = found.parent
+    return True
+
+
 def left_running(agent: int | None, command: str | None, folder: bytes, *, since_s: float) -> list[Process]:
     """The processes of this user that a command of the agent started at or after `since_s` (seconds since the boot).
 

@@ -20,12 +20,11 @@ from mulligan.history.cause import UndoOperation
 from mulligan.history.git_changes import (
     OUTSIDE,
     GitConflictError,
-    GitMove,
     GitNotStoredError,
     LeftAlone,
-    git_note,
     left_alone,
     left_outside,
+    move_git,
     plan_git,
     split_off_git,
     without_new_objects,
@@ -64,11 +63,20 @@ from mulligan.history.partial_undo import (
     Chosen,
     UndoneParts,
     hunks_of_later,
-    in_hunks,
+    layers_in_hunks,
     undone_parts_of,
     without_undone,
 )
-from mulligan.history.plan import OnConflict, Outcome, PlannedChange, Planner, RestorePlan, check_choice, in_batches
+from mulligan.history.plan import (
+    OnConflict,
+    Outcome,
+    PlannedChange,
+    Planner,
+    RestorePlan,
+    check_choice,
+    checked_digest,
+    in_batches,
+)
 from mulligan.history.rewind import (
     TranscriptMove,
     TurnQuery,
@@ -111,7 +119,8 @@ MayWrite = Callable[[OpenRoot, RepoPath], None]
 class UndoResult:
     """The result of an undo operation. `call_id` is None for a dry run, and if there was nothing to undo.
 
-    `cancelled`: the running turns that it stopped.
+    `cancelled`: the running turns that it stopped. `digest`, of a dry run, identifies the plan and what its paths hold:
+    with `if_match`, the operation is carried out only if the plan still has that digest.
     """
 
     ok: bool
@@ -124,6 +133,7 @@ class UndoResult:
     slices_left: tuple[str, ...] = ()
     cancelled: tuple[str, ...] = ()
     race_window: bool = False
+    digest: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON. `talk`, if the operation changed the context window: the number of its messages after and
@@ -140,6 +150,7 @@ class UndoResult:
             "outcomes": [outcome.to_json() for outcome in self.outcomes],
             "overwrote_external": [to_wire(path) for path in self.overwrote_external],
             "rescue": self.call_id,
+            **({"digest": self.digest} if self.digest is not None else {}),
             **({"coverage": gaps} if gaps else {}),
             **({"git": left} if left else {}),
             **({"talk": dict(self.talk)} if self.talk else {}),
@@ -161,6 +172,10 @@ class UndoOptions:
     """a whole id may name a call of another session"""
     check: Callable[[RestorePlan], None] | None = None
     """runs for each plan that is about to be applied; raises to apply nothing"""
+    if_match: str | None = None
+    """the digest of the plan that the caller has seen; another plan is a `conflict`"""
+    progress: Callable[[int, int], None] | None = None
+    """hears how many more of how many paths are done"""
 
     def __post_init__(self) -> None:
         if self.on_conflict not in _ON_CONFLICT or self.git not in _GIT_CHOICES:
@@ -378,6 +393,9 @@ def _newest_first(rows: Iterable[CallRow]) -> tuple[CallRow, ...]:
 
 def rollback(open_root: OpenRoot, *, how: UndoOptions, cancel_open: bool = False) -> UndoResult:
     """Undo the last completed turn, call by call, newest first."""
+    if cancel_open and how.if_match is not None and not how.dry_run:
+        # A plan that does not match must stop no turn.
+        rollback(open_root, how=replace(how, dry_run=True), cancel_open=True)
     with open_root.ledger.store.read() as tx:
         newest = next((row for row in calls_of(tx, open_root, how.session) if not row.external), None)
     session = how.session or (SessionId(newest.session) if newest is not None and newest.session else None)
@@ -480,9 +498,12 @@ def _plan_and_apply(open_root: OpenRoot, target: _Target, how: UndoOptions) -> U
                 unknown,
             )
         )
-        if stopped:
-            return UndoResult(False, None, plan.outcomes, of=_ids(target), plan=plan)
         result = UndoResult(plan.ok, None, plan.outcomes, plan.overwrote_external, _ids(target), plan, transcript, left)
+        if how.dry_run or how.if_match is not None:
+            digest = checked_digest(result, open_root.entry, how.if_match)
+            result = replace(result, digest=digest if how.dry_run else None)
+        if stopped:
+            return UndoResult(False, None, plan.outcomes, of=_ids(target), plan=plan, digest=result.digest)
         moves = plan.moves or plan.git_moves or transcript or moves_slices
         if how.dry_run or not (moves or _counts_all_the_same(target, plan, how)):
             return result
@@ -540,7 +561,7 @@ def _plan(
         kept += in_repositories
     contents: list[bytes] = []
     if target.hunks:
-        layers, contents = _in_hunks(open_root, target, layers)
+        layers, contents = layers_in_hunks(target.calls, layers, target.hunks, root=open_root.root, read=blobs.read)
     changed = {change.path for layer in layers for change in layer}
     # Read once, because four steps of the plan need the gaps.
     notes = _notes(tx, open_root, target.calls)
@@ -579,22 +600,6 @@ def _plan(
     plan = _with_git(plan, open_root, outside, how)
     plan = plan.leaving([*left_alone(kept, present.read), *left_outside(gaps)])
     return replace(plan, coverage=tuple(gaps))
-
-
-def _in_hunks(
-    open_root: OpenRoot, target: _Target, layers: Sequence[Sequence[Change]]
-) -> tuple[list[list[Change]], list[bytes]]:
-    """The layers with only the chosen hunks of their changes, and the contents that result."""
-    found: list[list[Change]] = []
-    contents: list[bytes] = []
-    for call, layer in zip(target.calls, layers, strict=True):
-        found.append([])
-        for change in layer:
-            chosen = target.hunks.get((call.id, open_root.root.place_of(path_bytes(change.path))))
-            part, content = (change, None) if chosen is None else in_hunks(change, chosen, open_root.ledger.blobs.read)
-            found[-1] += [part] if chosen is None or chosen else []
-            contents += [] if content is None else [content]
-    return found, contents
 
 
 def _with_git(
@@ -766,9 +771,11 @@ def _apply(root_parts: Sequence[RootPart], target: _Target, plans: Sequence[Rest
                 )
                 for moves in _effects(plan):
                     acting.change([_intent(root_part.open_root, move) for move in moves])
+                    if how.progress is not None:
+                        how.progress(len(moves), len(plan.moves))
                 for git_move in plan.git_moves:
                     # Last: if the store fails after this, the files are rolled back and the user can repeat the undo.
-                    _move_git(acting, git_move, target.verb)
+                    move_git(acting, git_move, target.verb)
     # A git command that runs right now is another writer: plan again when it is done.
     except GitBusyError:
         raise _FilesChanged from None
@@ -783,14 +790,6 @@ def _apply(root_parts: Sequence[RootPart], target: _Target, plans: Sequence[Rest
             raise _InUse(str(refused.fields["root"]), RepoPath(str(refused.fields["path"]))) from None
         raise _FilesChanged from None
     return call
-
-
-def _move_git(acting: Call, move: GitMove, verb: str) -> None:
-    acting.commands.begin()
-    now = move.apply(verb, acting.ledger.clock.now())
-    note = git_note(move.now, now, acting.ledger.blobs.store)
-    if note is not None:
-        acting.note_git(note | {"path": to_wire(move.path)})
 
 
 def _check_between_calls(session: SessionId) -> None:

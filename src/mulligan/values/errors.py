@@ -80,7 +80,7 @@ _CODES: dict[type[MulliganError], str] = {
         edit_target_not_found ambiguous_matches update_target_not_found update_target_non_utf8
         delete_target_not_found inline_required_too_large not_directory directory_not_empty special_file
         argv_empty invalid_stdin_ref stdin_ref_not_found exec_not_found already_exited ripgrep_not_found
-        invalid_bundle unsupported_bundle_version no_provider tool_format_locked
+        invalid_bundle unsupported_bundle_version no_provider tool_format_locked several_sessions
     """,
     ForbiddenError: """
         forbidden fs_op_not_allowed path_not_allowed symlink_not_allowed max_write_bytes_exceeded

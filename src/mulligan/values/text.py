@@ -1,4 +1,4 @@
-"""Bytes and text in other forms: base64 for JSON, escapes for a terminal."""
+"""Bytes and text in other forms: base64 for JSON, escapes and columns for a terminal."""
 
 from __future__ import annotations
 
@@ -46,3 +46,35 @@ def _shown(character: str) -> str:
     if point <= 0xFF:
         return f"\\x{point:02x}"
     return f"\\u{point:04x}" if point <= 0xFFFF else f"\\U{point:08x}"
+
+
+def width_of(text: str) -> int:
+    """How many columns of a terminal a text takes, if it is `visible`."""
+    if text.isascii():
+        return len(text)
+    return sum(_width(character) for character in text)
+
+
+def _width(character: str) -> int:
+    # An accent is drawn over the character before it.
+    if unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
+
+
+def shortened(text: str, columns: int) -> str:
+    """The text in at most that many columns; an ellipsis stands for what is left out."""
+    if width_of(text) <= columns:
+        return text
+    used, kept = 1, 0
+    for character in text:
+        used += _width(character)
+        if used > columns:
+            break
+        kept += 1
+    return text[:kept] + "…"
+
+
+def padded(text: str, columns: int) -> str:
+    """The text with spaces after it, up to that many columns."""
+    return text + " " * (columns - width_of(text))

@@ -1,8 +1,7 @@
 """What a controller does: undo operations with their plans, forks, storage, the demo.
 
-An undo operation with `dry_run` answers with its plan. The plan has a digest of itself and of what its paths hold now.
-A request with `If-Match` is carried out only if the plan still has that digest; otherwise the answer is 412 with the
-new plan. Changes to other paths do not matter.
+An undo operation with `dry_run` answers with its plan and the plan's digest. A request with `If-Match` is carried out
+only if the plan still has that digest; otherwise the answer is 412 with the new plan.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from hashlib import sha256
 from typing import Any
 
 from mulligan.boundary.verdict import Boundary
@@ -18,7 +16,7 @@ from mulligan.effects.session import DurableSession
 from mulligan.history import branches
 from mulligan.history import undo as undoing
 from mulligan.history.open_root import OpenRoot
-from mulligan.history.plan import PlannedChange, RestorePlan
+from mulligan.history.plan import PlannedChange
 from mulligan.history.retention import (
     cap_of,
     collect_garbage,
@@ -33,8 +31,7 @@ from mulligan.servers.http.diffs import Colouring, FileDiff, diff_view
 from mulligan.servers.http.service import Answer, Asked, Service
 from mulligan.servers.http.timeline import session_view
 from mulligan.session.tables import SESSIONS
-from mulligan.values.canonical import encode
-from mulligan.values.entries import Entry, FileEntry, SymlinkEntry, entry_to_json, whole
+from mulligan.values.entries import Entry, FileEntry, SymlinkEntry, whole
 from mulligan.values.errors import MulliganError, fault
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import hunks_from_wire, paths_from_wire, to_wire
@@ -44,10 +41,6 @@ SESSIONS_MEASURED = 200
 EVICTED_SHOWN = 100
 
 Operation = Callable[[UndoOptions], UndoResult]
-
-
-class PlanChanged(Exception):
-    """The plan that the caller has seen is not the plan of now."""
 
 
 def undo(service: Service, asked: Asked) -> Answer:
@@ -107,33 +100,24 @@ def _carry_out(service: Service, asked: Asked, open_root: OpenRoot, operation: O
     how = UndoOptions(asked["on_conflict"], git=asked["git"])
     if asked["dry_run"]:
         return Answer(_plan_view(service, open_root, operation, how))
-    if asked.if_match is None:
-        return Answer(_result_view(open_root, operation(how)))
-
-    def check(plan: RestorePlan) -> None:
-        if _digest(open_root, plan) != asked.if_match:
-            raise PlanChanged
-
     try:
-        planned = operation(replace(how, dry_run=True))
-        if planned.plan is not None:
-            check(planned.plan)
-        return Answer(_result_view(open_root, operation(replace(how, check=check))))
-    except PlanChanged:
+        return Answer(_result_view(operation(replace(how, if_match=asked.if_match))))
+    except MulliganError as error:
+        if asked.if_match is None or "digest" not in error.details:
+            raise
         plan = _plan_view(service, open_root, operation, how)
         words = "The files have changed since this plan was made; here is the new plan."
         return Answer({"error": {"code": "conflict", "message": words}, "plan": plan}, status=412)
 
 
-def _result_view(open_root: OpenRoot, result: UndoResult, *, dry_run: bool = False) -> dict[str, Any]:
-    digest = None if result.plan is None else _digest(open_root, result.plan)
-    return {**result.to_json(), "dry_run": dry_run, "of": list(result.of), "digest": digest, "diffs": []}
+def _result_view(result: UndoResult, *, dry_run: bool = False) -> dict[str, Any]:
+    return {**result.to_json(), "dry_run": dry_run, "of": list(result.of), "digest": result.digest, "diffs": []}
 
 
 def _plan_view(service: Service, open_root: OpenRoot, operation: Operation, how: UndoOptions) -> dict[str, Any]:
     """A plan with the diff of each path. The diff of a path that stays as it is shows what `overwrite` would do."""
     result = operation(replace(how, dry_run=True))
-    body = _result_view(open_root, result, dry_run=True)
+    body = _result_view(result, dry_run=True)
     if result.plan is None:
         return body
     moves = {move.path: move for move in result.plan.moves}
@@ -144,28 +128,6 @@ def _plan_view(service: Service, open_root: OpenRoot, operation: Operation, how:
     colouring = Colouring(service.colours)
     body["diffs"] = [_move_diff(service, open_root, move, colouring) for move in list(moves.values())[:DIFFS_SHOWN]]
     return body
-
-
-def _digest(open_root: OpenRoot, plan: RestorePlan) -> str:
-    """Of the plan and of what its paths hold now, times aside."""
-    moved = {move.path: [_state(move.now), _state(move.target)] for move in plan.moves}
-    paths = {}
-    for one in plan.outcomes:
-        now = moved[one.path] if one.path in moved else [_state(_now(open_root, one.path))]
-        paths[to_wire(one.path)] = [one.outcome, one.reason or "", now]
-    git = [to_wire(move.path) for move in plan.git_moves]
-    return sha256(encode({"paths": paths, "git": git})).hexdigest()
-
-
-def _now(open_root: OpenRoot, path: Any) -> Entry | None:
-    """What a path holds; None for one in another root, which only counts if it moves."""
-    return None if path.startswith("/") else open_root.entry(path)
-
-
-def _state(entry: Entry | None) -> dict[str, Any] | None:
-    if entry is None:
-        return None
-    return {name: value for name, value in entry_to_json(entry).items() if name in ("kind", "digest", "mode", "target")}
 
 
 def _move_diff(service: Service, open_root: OpenRoot, move: PlannedChange, colouring: Colouring) -> dict[str, Any]:
@@ -216,7 +178,7 @@ def merge(service: Service, asked: Asked) -> Answer:
 
     def go(how: UndoOptions) -> UndoResult:
         return branches.merge_branch(
-            open_root, session, on_conflict=how.on_conflict, dry_run=how.dry_run, check=how.check
+            open_root, session, on_conflict=how.on_conflict, dry_run=how.dry_run, if_match=how.if_match
         )
 
     return _carry_out(service, asked, _source_of(service, open_root, session), go)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 from mulligan.files.diff import looks_binary, split_lines
+from mulligan.history import call_about
 from mulligan.history.blame import BEFORE_HISTORY, blame
-from mulligan.history.cause import ObservedTool, UndoOperation
+from mulligan.history.cause import UndoOperation
 from mulligan.history.log import (
     PointInHistory,
     as_it_happened,
@@ -41,10 +41,9 @@ from mulligan.history.tables import (
 from mulligan.servers.http.diffs import Colouring, FileDiff, content_reader, diff_view, entry_view, shown_text
 from mulligan.servers.http.roots import branch_at, root_view
 from mulligan.servers.http.service import Answer, Asked, Service, root_asked
-from mulligan.session.lifecycle import call_begin_seq, call_end_seq
-from mulligan.session.tables import SESSIONS, SessionRow, session_journal
+from mulligan.session.lifecycle import call_begin_seq
+from mulligan.session.tables import SESSIONS, SessionRow
 from mulligan.session.transcript_log import entries_in, length_of, number_at, text_of
-from mulligan.store.journal import RECORDS, parse_record
 from mulligan.store.protocol import Tx
 from mulligan.values.entries import Absent, Change, DirEntry, Entry, FileEntry, SymlinkEntry, kind_of_change
 from mulligan.values.errors import MulliganError, fault
@@ -62,7 +61,6 @@ SEARCHED_CALLS = 5_000
 SEARCHED_MESSAGES = 500
 SEARCHED_SESSIONS = 50
 FILE_MAX_BYTES = 32 * 1024 * 1024
-_RUNS = frozenset({"exec", "shell", "run"})
 _FORK_OF = "Fork of "
 _LAST = "\U0010ffff"
 
@@ -232,7 +230,7 @@ def _call_row(service: Service, tx: Tx, row: CallRow, *, prompt: str | None, is_
         "tool": row.tool,
         "label": row.label,
         "command": command_of(service, tx, row),
-        "agent": why.about.get("agent") if isinstance(why, ObservedTool) else None,
+        "agent": call_about.agent_of(row),
         "status": status_shown(row),
         "external": bool(row.external),
         "verb": why.verb,
@@ -280,34 +278,14 @@ def _plain_change(change: Change) -> dict[str, Any]:
 
 
 def command_of(service: Service, tx: Tx, row: CallRow) -> str | None:
-    """The command line of a call that ran one: from the agent's hook, else from the record of the call's end."""
-    why = row.why
-    told = why.about.get("command") if isinstance(why, ObservedTool) else None
-    if isinstance(told, str):
-        return told[:COMMAND_MAX]
-    if row.tool not in _RUNS or row.session is None or row.ended_at is None:
-        return None
+    """The command line of a call that ran one, without secrets."""
     known = service.commands.get(row.id)
     if known is None:
-        known = _recorded_command(tx, row) or ""
-        service.commands.put(row.id, known)
+        command = call_about.command_of(tx, row)
+        known = "" if command is None else call_about.redacted(command)[:COMMAND_MAX]
+        if row.status != "open":
+            service.commands.put(row.id, known)
     return known or None
-
-
-def _recorded_command(tx: Tx, row: CallRow) -> str | None:
-    assert row.session is not None and row.ended_at is not None, "the caller has looked"
-    session = SessionId(row.session)
-    seq = call_end_seq(tx, session, row.id, row.ended_at)
-    record = None if seq is None else tx.get(RECORDS, session_journal(session), seq)
-    for effect in [] if record is None else parse_record(record).payload.get("effects", []):
-        params = effect.get("params", {})
-        if isinstance(params.get("command"), str):
-            return str(params["command"])[:COMMAND_MAX]
-        argv = params.get("argv")
-        if isinstance(argv, list) and argv:
-            is_shell = len(argv) == 3 and argv[0] in ("sh", "bash") and argv[1] == "-c"
-            return (str(argv[2]) if is_shell else shlex.join(map(str, argv)))[:COMMAND_MAX]
-    return None
 
 
 def show_call(service: Service, asked: Asked) -> Answer:

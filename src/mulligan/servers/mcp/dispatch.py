@@ -59,6 +59,7 @@ _UNDO_ANSWER: Schema = {
         "call_id": {"type": "string", "description": "The call that made the changes; missing for a dry run."},
         "outcomes": {"type": "array", "items": {"type": "object"}},
         "overwrote_external": {"type": "array", "items": {"type": "string"}},
+        "digest": {"type": "string", "description": "Of the plan of a dry run; see if_match."},
         "rescue": {"type": "string", "description": "The call to undo if you want the earlier state again."},
         "error": {"type": "object"},
     },
@@ -94,6 +95,9 @@ class Undo(Params):
 
     on_conflict: OnConflict = Field("merge", description="What to do if somebody changed the same file since.")
     dry_run: bool = Field(False, description="Only say what would happen.")
+    if_match: str | None = Field(
+        None, description="The digest that a dry run answered: do it only if the plan is still the same."
+    )
 
 
 class UndoPart(Undo):
@@ -134,19 +138,25 @@ class HistoryView(NamedTuple):
     session: SessionId
     judge: HistoryAccess
 
+    @property
+    def tells(self) -> dict[str, Any]:
+        """What an answer may tell. Commands and prompts may quote any file, so a limited session gets none."""
+        return {"may_tell": self.judge.may_tell, "tells_words": self.judge.home.allows_everywhere("read")}
+
     def how(self, asked: Undo) -> UndoOptions:
-        return UndoOptions(asked.on_conflict, asked.dry_run, self.session, may_write=self.judge.may_write)
+        may_write = self.judge.may_write
+        return UndoOptions(asked.on_conflict, asked.dry_run, self.session, may_write=may_write, if_match=asked.if_match)
 
 
 def _log(view: HistoryView, asked: Log) -> Body:
     session = view.session if asked.everyone is False else None
-    return {"calls": log_view(view.open_root, session, limit=asked.limit, may_tell=view.judge.may_tell)}
+    return {"calls": log_view(view.open_root, session, limit=asked.limit, **view.tells)}
 
 
 def _show(view: HistoryView, asked: OfCall) -> Body:
     row = find_call(view.open_root, asked.call)
     with view.open_root.ledger.store.read() as tx:
-        return call_view(view.open_root, tx, row, view.judge.may_tell)
+        return call_view(view.open_root, tx, row, **view.tells)
 
 
 def _diff(view: HistoryView, asked: OfCall) -> Body:
