@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +14,7 @@ import pytest
 import mulligan
 from mulligan.api import Mulligan
 from mulligan.history.rewind import archive_of
+from mulligan.servers.http import app as app_module
 from mulligan.servers.http import events as module
 from mulligan.servers.http.events import EventReader, every_event
 from mulligan.values.clock import monotonic_s
@@ -129,5 +130,39 @@ def test_a_silent_stream_gets_a_comment(opened: Mulligan, monkeypatch: pytest.Mo
             async with stream_of(reader, None) as stream:
                 await anext(stream)
                 assert [await anext(stream), await anext(stream)] == [b": still here\n\n"] * 2
+
+    in_a_loop(act)
+
+
+def test_a_client_that_takes_no_bytes_is_disconnected_and_its_place_is_free_again(
+    opened: Mulligan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app_module, "STUCK_S", 0.05)
+
+    async def act() -> None:
+        with reader_of(opened) as reader:
+            reader.enter("client")
+
+            async def frames() -> AsyncIterator[bytes]:
+                try:
+                    async for piece in reader.stream(every_event, None):
+                        yield piece
+                finally:
+                    reader.leave("client")
+
+            never = asyncio.Event()
+
+            async def receive() -> dict[str, Any]:
+                await never.wait()
+                return {"type": "http.disconnect"}
+
+            async def send(message: Any) -> None:
+                if message.get("body"):
+                    await never.wait()
+
+            scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
+            await app_module.EventStream(frames(), media_type="text/event-stream")(scope, receive, send)
+            while reader.streams:
+                await asyncio.sleep(0)
 
     in_a_loop(act)

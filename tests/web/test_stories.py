@@ -510,6 +510,7 @@ def test_everything_works_by_keyboard(window: Window, root: Path, calls: dict[st
     assert focused == calls["write"]
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile(calls["write"]))
+    expect(page.locator(".diff h4")).to_have_text(["src/app.py", "src"])
     page.keyboard.press("u")
     expect(page.get_by_role("dialog").get_by_role("button", name=re.compile("^Undo "))).to_be_focused()
     page.keyboard.press("Enter")

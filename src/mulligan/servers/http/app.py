@@ -271,7 +271,7 @@ class TimelineApp:
             finally:
                 events.leave(key)
 
-        return _Stream(frames(), media_type="text/event-stream")
+        return EventStream(frames(), media_type="text/event-stream")
 
     def _wanted(self, session: str | None) -> Wanted:
         """Which events a client hears: of one session and its files, or of every root that is served."""
@@ -352,7 +352,7 @@ class _living:
             await self._task
 
 
-class _Stream(StreamingResponse):
+class EventStream(StreamingResponse):
     """Ends when the client does not take its bytes: it comes back and goes on from its last event."""
 
     async def stream_response(self, send: Send) -> None:

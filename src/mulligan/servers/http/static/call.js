@@ -6,6 +6,11 @@ import { counts, downloads, fileDiff } from "./diff.js";
 
 const FIRST_FILES = 20;
 
+// There is little to read about a folder.
+function foldersLast(a, b) {
+  return Number(a.after.kind === "dir") - Number(b.after.kind === "dir");
+}
+
 export class CallView extends HTMLElement {
   constructor() {
     super();
@@ -49,7 +54,7 @@ export class CallView extends HTMLElement {
       "header.call-head",
       button("Back", () => this.app.back(), { kind: "back" }),
       isCommand(call) ? h("h2.command", title(call)) : h("h2", title(call), " ", h("span.target", pathsText(call))),
-      h("p.facts", h(`span.badge.${status}`, icon(call.verb ? "verb" : status), STATUS[status]), age(call.started_at), call.tool && isCommand(call) ? h("span", call.tool) : null, call.session_id ? h("a", { href: `#/session/${enc(call.session_id)}` }, name === call.prompt ? "Session" : name) : null, counts(call)),
+      h("p.facts", h(`span.badge.${status}`, icon(call.verb ? "verb" : status), STATUS[status]), age(call.started_at), call.tool && isCommand(call) ? h("span", call.tool) : null, call.session_id ? h("a", { href: `#/session/${enc(call.session_id)}` }, call.prompt?.startsWith(name.replace(/…$/, "")) ? "Session" : name) : null, counts(call)),
       call.prompt ? h("blockquote", call.prompt) : null,
       call.status === "aborted" && call.reason ? h("p.note", `It failed: ${reasonText(call.reason)}. Mulligan put everything back.`) : null,
       this.actions(),
@@ -99,7 +104,7 @@ export class CallView extends HTMLElement {
       return;
     }
     fill(this.files, spinner("Loading the changes …"));
-    const paths = call.changes.map((change) => change.path);
+    const paths = [...call.changes].sort(foldersLast).map((change) => change.path);
     this.rest = paths.slice(FIRST_FILES);
     const list = h("div.diffs");
     fill(this.files, this.fileBar(), list);
@@ -117,7 +122,7 @@ export class CallView extends HTMLElement {
     try {
       const diff = await get(`/calls/${enc(call.id)}/diff`, { paths });
       if (this.call.id !== call.id) return;
-      waiting.replaceWith(...diff.files.map((file) => this.file(file)));
+      waiting.replaceWith(...diff.files.sort(foldersLast).map((file) => this.file(file)));
     } catch (error) {
       waiting.replaceWith(failure(error));
     }
@@ -147,7 +152,7 @@ export class CallView extends HTMLElement {
       downloads: downloads(call.id),
       fileAction: () => [
         file.after.kind === "file" && !file.path.startsWith("/") ? h("a.small", { href: `#/files?root=${enc(call.root_id)}&path=${enc(file.path)}&blame=1` }, "Why is this here?") : null,
-        may ? button("Undo file …", () => app.undo(call, { paths: [file.path] }), { kind: "small.undo", "aria-label": `Undo file … ${file.path}` }) : null,
+        may ? button(file.state === "dir" ? "Undo folder …" : "Undo file …", () => app.undo(call, { paths: [file.path] }), { kind: "small.undo", "aria-label": `Undo ${file.state === "dir" ? "folder" : "file"} … ${file.path}` }) : null,
       ],
       hunkAction: (_, hunk) => (may && file.hunks.length > 1 ? button("Undo hunk …", () => app.undo(call, { hunks: { [file.path]: [hunk.index] } }), { kind: "small.undo", "aria-label": `Undo hunk … ${hunk.index + 1} of ${file.path}` }) : null),
       more: async () => {

@@ -6,7 +6,6 @@ const WORDS = {
   binary: "Not text; it differs.",
   large: "Too large to show here.",
   evicted: "The stored bytes were dropped to stay under the cap.",
-  dir: "A folder.",
   same: "The text is the same; only the mode or the name differs.",
 };
 const KINDS = { created: "new", deleted: "deleted", renamed: "renamed", mode: "mode", modified: "" };
@@ -78,13 +77,15 @@ export function counts(file) {
 export function fileDiff(file, options = {}) {
   const body = h("div.hunks", { tabindex: "0", role: "region", "aria-label": `Changes of ${file.path}` });
   const name = h("h4", file.from ? [h("span.dim", `${file.from} → `), file.path] : file.path);
-  const kind = KINDS[file.kind];
+  const isFolder = file.state === "dir";
+  const kind = isFolder ? `${KINDS[file.kind] || ""} folder`.trim() : KINDS[file.kind];
   const mode = file.before.mode && file.after.mode && file.before.mode !== file.after.mode ? `mode ${file.before.mode} → ${file.after.mode}` : null;
-  const head = h("header.file", name, kind ? h("span.tag", kind) : null, mode ? h("span.tag", mode) : null, counts(file), h("span.actions", options.fileAction?.(file)));
+  const head = h("header.file", name, kind ? h("span.tag", kind) : null, mode ? h("span.tag", mode) : null, isFolder ? null : counts(file), h("span.actions", options.fileAction?.(file)));
+  if (isFolder) return h("article.diff.folder", { data: { path: file.path } }, head);
   if (file.state !== "text") {
     body.removeAttribute("tabindex");
     const size = file.after.size ?? file.before.size;
-    fill(body, h("p.note", WORDS[file.state] || file.state, size === null || file.state === "dir" ? "" : ` ${bytes(size)}.`, options.downloads?.(file)));
+    fill(body, h("p.note", WORDS[file.state] || file.state, size === null ? "" : ` ${bytes(size)}.`, options.downloads?.(file)));
   }
   for (const hunk of file.hunks) {
     const where = `Lines ${hunk.new_start}–${hunk.new_start + Math.max(0, hunk.new_lines - 1)}`;

@@ -104,9 +104,11 @@ export function counted(count, noun) {
   return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 }
 
+const NAME_MAX = 100;
+
 export function sessionName(session) {
   if (!session) return "outside any session";
-  if (session.title) return session.title;
+  if (session.title) return session.title.length > NAME_MAX ? `${session.title.slice(0, NAME_MAX)}…` : session.title;
   return /^[0-9a-f-]{32,}$/i.test(session.id) ? `Session of ${new Date(session.created_at).toLocaleString()}` : session.id;
 }
 

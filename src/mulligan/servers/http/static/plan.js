@@ -56,7 +56,9 @@ export class PlanDialog extends HTMLElement {
   show(plan) {
     this.plan = plan;
     const diffs = new Map(plan.diffs.map((diff) => [diff.path, diff]));
-    const outcomes = [...plan.outcomes].sort((a, b) => ORDER.indexOf(a.outcome) - ORDER.indexOf(b.outcome));
+    const isFolder = (one) => Number(diffs.get(one.path)?.state === "dir");
+    this.opens = plan.outcomes.filter((one) => !isFolder(one)).length <= 3;
+    const outcomes = [...plan.outcomes].sort((a, b) => ORDER.indexOf(a.outcome) - ORDER.indexOf(b.outcome) || isFolder(a) - isFolder(b));
     const moving = plan.outcomes.filter((one) => one.outcome === "restored" || one.outcome === "merged").length;
     const conflicts = plan.outcomes.filter((one) => one.outcome === "conflicted").length;
     fill(
@@ -83,9 +85,9 @@ export class PlanDialog extends HTMLElement {
 
   outcome(one, diff) {
     const words = [h(`span.chip.${one.outcome}`, one.outcome), h("span.path", one.path), h("span.why", one.reason ? reasonText(one.reason) : OUTCOMES[one.outcome])];
-    if (!diff) return h("li", h("div.line", words));
+    if (!diff || diff.state === "dir") return h("li", h("div.line", words));
     const stays = ["conflicted", "skipped"].includes(one.outcome) ? h("p.note", "Overwriting would do this:") : null;
-    const details = h("details", { open: this.plan.outcomes.length <= 3 }, h("summary", words), stays, fileDiff(diff));
+    const details = h("details", { open: this.opens }, h("summary", words), stays, fileDiff(diff));
     return h("li", details);
   }
 
