@@ -102,6 +102,15 @@ def test_what_did_it_just_do(window: Window, server: Served, root: Path, calls: 
     expect(page.locator("[aria-live=polite].hidden")).to_contain_text("New")
 
 
+def test_what_was_not_captured_is_said(window: Window, server: Served, root: Path) -> None:
+    with mulligan.open(root, store=server.home) as opened, opened.session("work").call("exec") as call:
+        call.exec(["sh", "-c", "mkfifo pipe; echo cleaner >> notes.txt"])
+    expect(window.row("mkfifo pipe").locator(".badge")).to_have_text("1 gap")
+    window.open_call(call.id)
+    window.page.get_by_text("1 gap in what was captured").click()
+    expect(window.page.locator(".gaps li")).to_have_text(["pipe it is a device, FIFO or socket"])
+
+
 def test_the_place_in_a_long_list_does_not_move(
     window: Window, server: Served, root: Path, calls: dict[str, str]
 ) -> None:

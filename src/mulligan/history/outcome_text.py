@@ -331,14 +331,15 @@ def _gaps_words(paths: Sequence[str], reason: str) -> list[str]:
     if len(paths) <= _GAPS_NAMED_MAX:
         return [gap_words(path, reason) for path in paths]
     some = f"{visible(paths[0])} and {len(paths) - 1} more"
-    return [f"{some}: {_gap_reason(reason)} (`mulligan coverage` lists them)"]
+    return [f"{some}: {gap_reason(reason)} (`mulligan coverage` lists them)"]
 
 
 def gap_words(path: str, reason: str) -> str:
-    return f"{visible(path)}: {_gap_reason(reason)}"
+    return f"{visible(path)}: {gap_reason(reason)}"
 
 
-def _gap_reason(reason: str) -> str:
+def gap_reason(reason: str) -> str:
+    """Why a change was not captured, in words."""
     return _GAPS.get(reason, reason.replace("_", " "))
 
 

@@ -25,6 +25,7 @@ from mulligan.history.log import (
 )
 from mulligan.history.multi_root import main_of, shown_by, with_parts
 from mulligan.history.open_root import OpenRoot
+from mulligan.history.outcome_text import gap_reason
 from mulligan.history.tables import (
     BRANCHES,
     CALL_PARTS,
@@ -303,7 +304,8 @@ def show_call(service: Service, asked: Asked) -> Answer:
         ]
         more = start + len(page) < len(changes)
         view["next"] = to_wire(page[-1].path) if more and page else None
-        view["coverage"] = coverage_of_call(tx, row)[:500]
+        gaps = coverage_of_call(tx, row)[:500]
+        view["coverage"] = [{**gap, "why": gap_reason(gap["reason"])} for gap in gaps]
     return Answer(view)
 
 

@@ -1,7 +1,7 @@
 // One call: what caused it, what it changed, and what can be done about it.
 import { age, button, counted, failure, fill, h, icon, sessionName, spinner } from "./dom.js";
 import { enc, get, post } from "./api.js";
-import { REASONS, STATUS, isCommand, pathsText, reasonText, statusOf, title } from "./words.js";
+import { STATUS, isCommand, pathsText, reasonText, statusOf, title } from "./words.js";
 import { counts, downloads, fileDiff } from "./diff.js";
 
 const FIRST_FILES = 20;
@@ -92,7 +92,7 @@ export class CallView extends HTMLElement {
   }
 
   gaps() {
-    const list = this.call.coverage.map((gap) => h("li", h("span.path", gap.path), " ", h("span.why", REASONS[gap.reason] || reasonText(gap.reason))));
+    const list = this.call.coverage.map((gap) => h("li", h("span.path", gap.path), " ", h("span.why", gap.why)));
     return h("details.gaps", h("summary", `${counted(this.call.coverage_total, "gap")} in what was captured`), h("ul", list));
   }
 
