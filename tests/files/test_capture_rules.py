@@ -253,7 +253,9 @@ def test_recovery_restores_a_path_that_is_not_captured(place: Place, setting: st
 @pytest.mark.req("D18.capture_command")
 @pytest.mark.parametrize("strategy", ["notify", "watch", "scan", "overlay"])
 @pytest.mark.parametrize("change", ["write", "delete", "create"])
-def test_a_commands_change_is_named_and_not_captured(place: Place, setting: str, strategy: str, change: str) -> None:
+def test_a_commands_change_of_an_uncaptured_path_is_reported_without_bytes(
+    place: Place, setting: str, strategy: str, change: str
+) -> None:
     commands = {"write": f"cat {place.new} > .env", "delete": "rm .env", "create": "cp .env deep/.env"}
     (place.root / "deep").mkdir()
     path = "deep/.env" if change == "create" else ".env"
@@ -536,7 +538,7 @@ def test_a_pattern_that_is_added_later_is_obeyed_by_a_process_that_runs(place: P
 
 @pytest.mark.req("D18.capture_never", "D18.capture_digest_only", "D18.capture_command")
 @pytest.mark.parametrize("tool", ["Bash", "Write"])
-def test_hooks_name_a_change_and_store_no_byte_of_it(place: Place, setting: str, tool: str) -> None:
+def test_hooks_report_a_change_of_an_uncaptured_path_without_bytes(place: Place, setting: str, tool: str) -> None:
     told = {"Bash": {"command": "make env"}, "Write": {"file_path": str(place.env), "content": NEW.decode()}}[tool]
     with place.open() as m:
         recorder = Recorder(m.open_root)
@@ -555,7 +557,9 @@ def test_hooks_name_a_change_and_store_no_byte_of_it(place: Place, setting: str,
 
 @pytest.mark.req("D18.capture_never", "D18.capture_digest_only", "D18.capture_command")
 @pytest.mark.parametrize("kind", ["execute", "edit"])
-def test_the_acp_proxy_names_a_change_and_stores_no_byte_of_it(place: Place, setting: str, kind: str) -> None:
+def test_the_acp_proxy_reports_a_change_of_an_uncaptured_path_without_bytes(
+    place: Place, setting: str, kind: str
+) -> None:
     with place.open() as m:
         follower = ProxyRecorder(Workspaces(lambda folder: m, lambda: m.store), pid=os.getpid())
         follower.attach("s", str(place.root))
@@ -574,7 +578,7 @@ def test_the_acp_proxy_names_a_change_and_stores_no_byte_of_it(place: Place, set
 
 @pytest.mark.req("D18.capture_never", "D18.capture_digest_only", "D18.capture_command")
 @pytest.mark.parametrize("strategy", ["notify", "watch", "scan"])
-def test_run_names_a_change_and_stores_no_byte_of_it(place: Place, setting: str, strategy: str) -> None:
+def test_run_reports_a_change_of_an_uncaptured_path_without_bytes(place: Place, setting: str, strategy: str) -> None:
     line = f"cat {place.new} > .env; printf 1 > beside"
     words = ["--strategy", strategy, "--", "sh", "-c", line]
     done = subprocess.run([sys.executable, "-m", "mulligan", "run", *words], cwd=place.root, capture_output=True)

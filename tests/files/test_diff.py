@@ -66,7 +66,7 @@ class TestMatchBlocks:
             ("", "a", []),
         ],
     )
-    def test_a_change_that_could_stand_in_several_places_stands_in_the_last(
+    def test_a_change_that_fits_several_places_is_shown_at_the_last(
         self, a: str, b: str, blocks: list[tuple[int, int, int]]
     ) -> None:
         assert match_blocks(a, b) == blocks
@@ -143,7 +143,7 @@ class TestForm:
         assert deleted == "diff --git a/k b/k\ndeleted file mode 100644\n--- a/k\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n"
         assert unified_diff(b"", b"", path_before=None, path_after=K) == "diff --git a/k b/k\nnew file mode 100644\n"
 
-    def test_nothing_changed_is_nothing_said(self) -> None:
+    def test_equal_texts_have_an_empty_diff(self) -> None:
         assert diff(b"a\n", b"a\n") == ""
         assert line_counts(b"a\n", b"a\n") == (0, 0)
 
@@ -205,7 +205,7 @@ def told(before: bytes | None, after: bytes | None, path: RepoPath, context: int
 
 class TestItApplies:
     @given(TEXTS, TEXTS, st.integers(0, 4))
-    def test_our_own_applier_goes_there_and_the_inverse_back(self, before: bytes, after: bytes, context: int) -> None:
+    def test_our_own_applier_applies_a_diff_and_its_inverse(self, before: bytes, after: bytes, context: int) -> None:
         for one, other in ((before, after), (after, before)):
             if one != other:
                 staged = stage_unified(parse_unified(told(one, other, K, context)), {K: PatchedFile(one, 0o640)}.get)

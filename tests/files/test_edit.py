@@ -44,7 +44,7 @@ class TestExact:
         assert edit_text("x", "x", "") == Edited("", 1, "exact")
 
     @given(NASTY, OLD, st.text(alphabet="xyz", max_size=5))
-    def test_it_is_what_str_replace_does(self, text: str, old: str, new: str) -> None:
+    def test_an_exact_edit_equals_str_replace(self, text: str, old: str, new: str) -> None:
         if old in text and "\r" not in text + old:
             expected = Edited(text.replace(old, new), text.count(old), "exact")
             assert edit_text(text, old, new, replace_all=True) == expected
@@ -99,7 +99,7 @@ class TestReplaceAll:
     def test_every_exact_match_is_replaced_and_no_fuzzy_one(self) -> None:
         assert edit_text("a  b\na b\na b\n", "a b", "X", replace_all=True) == Edited("a  b\nX\nX\n", 2, "exact")
 
-    def test_without_an_exact_match_every_fuzzy_one_is(self) -> None:
+    def test_without_an_exact_match_every_fuzzy_match_is_replaced(self) -> None:
         assert edit_text("a  b\na\tb\na \n b\n", "a   b", "X", replace_all=True) == Edited("X\nX\nX\n", 3, "fuzzy")
 
 
@@ -192,7 +192,9 @@ class TestEndsOfTheSpan:
             ("one  1 two", "one 1\n", "Xtwo"),
         ],
     )
-    def test_a_line_break_goes_only_if_old_has_it_there(self, text: str, old: str, expected: str) -> None:
+    def test_a_line_break_is_replaced_only_if_old_string_has_one_there(
+        self, text: str, old: str, expected: str
+    ) -> None:
         assert edit_text(text, old, "X") == Edited(expected, 1, "fuzzy")
 
 
@@ -201,7 +203,7 @@ class TestOnlyWhiteSpace:
     def test_it_matches_exactly(self) -> None:
         assert edit_text("a   b c", "   ", "_") == Edited("a_b c", 1, "exact")
 
-    def test_and_in_no_other_way(self) -> None:
+    def test_white_space_alone_has_no_fuzzy_match(self) -> None:
         fields: dict[str, object] = {"replacements": 0, "applied": False}
         for replace_all in (False, True):
             outcome = refusal("a b\nc d\n", "\t ", "_", replace_all=replace_all)
@@ -231,7 +233,7 @@ class TestBytesKept:
     def test_a_mixed_file_keeps_the_endings_of_the_lines_around(self) -> None:
         assert edit_text("a\r\nb\nc\nd\r\n", "b\nc", "B\nC").text == "a\r\nB\nC\nd\r\n"
 
-    def test_a_file_of_one_line_takes_the_new_text_as_it_is(self) -> None:
+    def test_a_file_of_one_line_keeps_the_line_ends_of_the_new_text(self) -> None:
         assert edit_text("a", "a", "b\r\nc\nd").text == "b\r\nc\nd"
 
     def test_half_a_crlf_is_never_replaced(self) -> None:

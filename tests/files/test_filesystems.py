@@ -52,7 +52,7 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Snapshotab
 
 class TestContract:
     @pytest.mark.req("D12.name.filesystem", "D12.name.snapshotable_filesystem")
-    def test_all_of_them_have_the_protocol(self, files: SnapshotableFilesystem) -> None:
+    def test_every_file_system_has_the_protocol(self, files: SnapshotableFilesystem) -> None:
         assert isinstance(files, Filesystem) and isinstance(files, SnapshotableFilesystem)
 
     @pytest.mark.req("S4.fs.write_snapshot_restore", "S4.snapshotable.host_filesystem", "D12.name.filesystem_snapshot")
@@ -78,7 +78,7 @@ class TestContract:
         assert files.read("a/b.txt").content == "b"
         assert [(one.path, one.is_directory) for one in files.list("empty")] == [("empty/inside", True)]
 
-    def test_one_can_go_forward_again(self, files: SnapshotableFilesystem) -> None:
+    def test_a_later_snapshot_can_be_restored_after_an_earlier_one(self, files: SnapshotableFilesystem) -> None:
         files.write("a", "1")
         first = files.snapshot()
         files.write("a", "2")
@@ -194,7 +194,7 @@ ACTS = st.lists(st.tuples(st.sampled_from(["write", "delete", "mkdir"]), NAMES, 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=ACTS, after=ACTS)
 @pytest.mark.parametrize("kind", ["memory", "host"])
-def test_whatever_happens_a_restore_gives_the_same_tree(
+def test_a_restore_after_any_change_gives_the_same_tree(
     tmp_path_factory: pytest.TempPathFactory,
     kind: str,
     before: list[tuple[str, str, str]],
@@ -261,7 +261,7 @@ class TestInMemory:
         gc.collect()
         assert sys.getrefcount(body) == alone
 
-    def test_equal_files_have_equal_names_whatever_way_they_came_about(self) -> None:
+    def test_equal_trees_have_the_same_commit_ref(self) -> None:
         one, other = InMemoryFilesystem(), InMemoryFilesystem()
         one.write("a", "1")
         one.write("b", "2")
@@ -306,7 +306,7 @@ class TestHost:
         assert tree_of(root) == before
 
     @pytest.mark.req("W4.nested_repo_undone", "W5.nested_repo_without_commits", "W6.cloned_repo_removed")
-    def test_nested_repositories_are_files_too(self, host: HostFilesystem, root: Path) -> None:
+    def test_nested_repositories_are_captured_as_files(self, host: HostFilesystem, root: Path) -> None:
         for name in ("with", "without"):
             (root / name).mkdir()
             subprocess.run(["git", "init", "-q"], cwd=root / name, check=True)
@@ -399,7 +399,9 @@ class TestHost:
                 files.restore(files.snapshot())
 
     @pytest.mark.req("W31.no_leaked_temp_dirs")
-    def test_nothing_is_left_anywhere(self, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_write_snapshot_and_restore_leave_no_other_files(
+        self, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         scratch = tmp_path / "tmp"
         scratch.mkdir()
         monkeypatch.setattr("tempfile.tempdir", str(scratch))
@@ -546,7 +548,7 @@ class _Breaking:
 
 
 @pytest.mark.req("W27.glob_top_level")
-def test_glob_goes_on_after_a_file_that_another_process_removes_meanwhile(
+def test_glob_continues_after_a_file_that_another_process_removes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(tmp_path, {"a.py": File(b"1"), "c.py": File(b"1"), "d/e.py": File(b"1")})

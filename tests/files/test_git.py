@@ -77,7 +77,7 @@ def repo(request: pytest.FixtureRequest, tmp_path: Path) -> Repo:
 
 
 @pytest.mark.parametrize("what", ["nothing", *SAYING_ANOTHER_THING])
-def test_refreshed_it_says_the_same_and_changed_it_does_not(repo: Repo, what: str) -> None:
+def test_a_refreshed_index_has_the_same_entries_and_a_changed_one_has_not(repo: Repo, what: str) -> None:
     first = repo.index()
     SAYING_ANOTHER_THING.get(what, Repo.refresh)(repo)
     changed = repo.index()
@@ -101,6 +101,6 @@ def test_an_unreadable_index_equals_none(data: bytes) -> None:
     assert not have_same_entries(data, data[:-1])
 
 
-def test_a_torn_index_says_nothing(repo: Repo) -> None:
+def test_a_torn_index_equals_none(repo: Repo) -> None:
     whole = repo.index()
     assert not any(have_same_entries(whole, whole[:size]) for size in range(len(whole)))

@@ -28,7 +28,7 @@ print(*sorted({{str(nobody_writes(handle)) for _ in range({LOOKS})}}))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="leases are Linux's")
-def test_a_writer_who_comes_while_we_look_does_not_end_us(tmp_path: Path) -> None:
+def test_a_writer_that_opens_the_file_during_the_check_does_not_kill_mulligan(tmp_path: Path) -> None:
     """The kernel tells the holder of a lease by a signal, whose usual one ends a process."""
     file = tmp_path / "f"
     file.write_text("x")

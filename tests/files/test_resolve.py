@@ -169,7 +169,7 @@ def forests(draw: st.DrawFn) -> Sketch:
 
 @settings(max_examples=150)
 @given(forests(), st.lists(names, min_size=1, max_size=4).map("/".join))
-def test_every_way_of_resolving_says_what_the_kernel_says(sketch: Sketch, path: str) -> None:
+def test_both_ways_of_resolving_agree_with_the_kernel(sketch: Sketch, path: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
         root_path = plant(os.path.realpath(directory) + "/root", sketch)
         disks: list[Disk] = [HostDisk(root_path), HostDisk(root_path), SimulatedDisk(sketch)]

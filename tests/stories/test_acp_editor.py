@@ -7,7 +7,7 @@ from tests.servers.acp.test_proxy import PROXY, began, heard, over, pause, steps
 from tests.stories.user_project import UserProject
 
 
-def test_the_editor_rolls_back_a_prompt_and_the_model_learns_of_it(project: UserProject) -> None:
+def test_the_editor_rolls_back_a_prompt_and_mulligan_tells_the_model(project: UserProject) -> None:
     before = project.files()
     command = f"cd {project.root} && rm notes.txt && echo KEY=2 > .env"
     prompt = steps(began("tool_1", kind="execute"), {"shell": command}, over("tool_1"))

@@ -44,7 +44,7 @@ def test_a_dead_process_takes_no_further_step() -> None:
     assert (heard(plan, "a"), heard(plan, "a"), plan.reached) == (["crash"], ["crash"], [("a", HERE)])
 
 
-def test_a_hook_hears_the_step_before_it_happens() -> None:
+def test_an_act_is_called_before_its_step() -> None:
     told: list[tuple[str, str]] = []
     plan = FaultPlan().act(lambda step, path: told.append((step, path)), step="b", lasting=True)
     assert heard(plan, "a", "b", "b") == ["ok"] * 3

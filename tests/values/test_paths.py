@@ -67,7 +67,7 @@ def _is_utf8(raw: bytes) -> bool:
         *(("a/..b", "a/..b"), (" ", " "), ("~", "~"), ("a\\b", "a\\b"), ("é/\udcff", "é/\udcff")),
     ],
 )
-def test_one_parser(text: str, path: str) -> None:
+def test_relative_paths_are_parsed_to_their_normal_form(text: str, path: str) -> None:
     assert parse_repo_path(text) == path
 
 

@@ -93,7 +93,7 @@ def test_the_system_clock_is_aware_and_in_utc() -> None:
 
 
 @pytest.mark.req("S4.clock.system_utc")
-def test_the_system_clock_tells_the_present_in_utc() -> None:
+def test_the_system_clock_returns_the_present_time_in_utc() -> None:
     before = datetime.now(UTC)
     now = SystemClock().now()
     assert before <= now <= datetime.now(UTC)

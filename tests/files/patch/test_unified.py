@@ -86,7 +86,7 @@ class TestPlaces:
         both = (HunkReject(0, "context_mismatch"), HunkReject(1, "context_mismatch"))
         assert stage(patch, tree).rejects == tuple(Reject(RepoPath(path), both) for path in ("a-b", "a/z", "b"))
 
-    def test_hunks_are_judged_one_by_one(self) -> None:
+    def test_only_the_hunks_that_do_not_fit_are_rejected(self) -> None:
         hunks = SECOND_LINE + b"@@ -5 +5 @@\n-nope\n+x\n" + b"@@ -10 +10 @@\n-line 10\n+ten\n"
         assert reasons(edit_of(b"k", hunks), {"k": TEN}) == [("k", 1, "context_mismatch")]
 
@@ -112,7 +112,7 @@ class TestPlaces:
             (b"@@ -1,2 +0,0 @@\n-a\n-b\n", b""),
         ],
     )
-    def test_hunks_without_context_stand_where_they_say(self, hunk: bytes, after: bytes) -> None:
+    def test_hunks_without_context_apply_at_their_stated_line(self, hunk: bytes, after: bytes) -> None:
         assert files(edit_of(b"k", hunk), {"k": b"a\nb\n"}) == {"k": after}
 
     def test_an_insertion_beyond_the_end_is_rejected(self) -> None:
@@ -283,7 +283,7 @@ class TestRenamesAndCopies:
         outside = self.moved(verb, b"d/a", b"b")
         assert reasons(outside, {"d/a": PatchedFile(b"../f", 0o777, "symlink")}) == [("b", 0, "path_rejected")]
 
-    def test_the_destination_must_be_free_and_the_origin_there(self) -> None:
+    def test_a_rename_needs_a_free_target_and_an_existing_source(self) -> None:
         patch = self.moved(b"rename", b"a", b"b")
         assert reasons(patch, {"a": b"A", "b": b"B"}) == [("b", 0, "target_exists")]
         assert reasons(patch, {}) == [("b", 0, "target_missing")]
@@ -431,7 +431,7 @@ class TestNames:
         renamed = b'diff --git "a/%s" b/n\nrename from "%s"\nrename to n\n' % (quoted, quoted)
         assert files(renamed, {path: b"a\n"}) == {path: None, "n": b"a\n"}
 
-    def test_a_name_may_hold_spaces_and_be_said_twice(self) -> None:
+    def test_a_name_with_spaces_that_a_header_has_twice_is_found(self) -> None:
         assert files(b"diff --git a/x b/x b/x b/x\ndeleted file mode 100644\n", {"x b/x": b""}) == {"x b/x": None}
         patch = b"diff --git a/my f b/my f\n--- a/my f\t\n+++ b/my f\t\n@@ -1 +1 @@\n-a\n+b\n"
         assert files(patch, {"my f": b"a\n"}) == {"my f": b"b\n"}

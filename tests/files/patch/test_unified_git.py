@@ -122,7 +122,7 @@ def test_real_diffs_apply_as_git_applies_them(releases: Releases, tmp_path: Path
     assert list(staged.applied) == sorted(releases.sections(), key=os.fsencode)
 
 
-def test_the_inverse_diffs_apply_too(releases: Releases, tmp_path: Path) -> None:
+def test_the_inverses_of_real_diffs_apply(releases: Releases, tmp_path: Path) -> None:
     write_tree(tmp_path / "new", releases.old)
     write_tree(tmp_path / "old", releases.new)
     inverse = git("diff", "--no-index", "--no-renames", "-U1", "old", "new", cwd=tmp_path).stdout

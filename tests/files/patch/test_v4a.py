@@ -127,7 +127,7 @@ class TestStaging:
         assert outcome.changed_paths == ("a", "b", "c", "new/z")
 
     @pytest.mark.req("D9.v4a_replaces_existing")
-    def test_add_and_move_replace_what_is_there(self) -> None:
+    def test_add_and_move_replace_an_existing_file(self) -> None:
         outcome = staged(
             {"a": b"1", "b": b"2", "c": b"3"}, "*** Add File: a", "+x", "*** Update File: b", "*** Move to: c"
         )
@@ -152,7 +152,9 @@ class TestStaging:
             pytest.param([("a", "b"), ("b", "c")], {"c": "a"}, id="over another"),
         ],
     )
-    def test_moves_say_where_a_file_was_before(self, steps: list[tuple[str, str]], moves: dict[str, str]) -> None:
+    def test_staged_moves_name_the_earlier_path_of_a_file(
+        self, steps: list[tuple[str, str]], moves: dict[str, str]
+    ) -> None:
         lines = [line for origin, to in steps for line in (f"*** Update File: {origin}", f"*** Move to: {to}")]
         assert staged({"a": b"1", "b": b"2"}, *lines).moves == moves
 
@@ -192,7 +194,7 @@ class TestStaging:
     def test_the_first_failure_refuses_the_patch(self, lines: tuple[str, ...], outcome: tuple[str, str]) -> None:
         assert refusal({"a": b"a\n", "bin": b"\xff"}, *lines) == outcome
 
-    def test_a_file_may_take_the_place_of_one_that_goes(self) -> None:
+    def test_a_file_may_be_created_where_another_is_deleted(self) -> None:
         assert staged({"d": b"1"}, "*** Delete File: d", "*** Add File: d/e", "+x").files == {"d": None, "d/e": b"x\n"}
 
     def test_the_caller_decides_what_a_path_means(self) -> None:

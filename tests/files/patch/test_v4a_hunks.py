@@ -65,7 +65,7 @@ class TestPlacing:
         assert updated("x\ny\nx\n", "@@", "-x", "+z", "*** End of File") == "x\ny\nz\n"
 
     @pytest.mark.req("D9.v4a_hint_guides")
-    def test_the_end_marker_is_a_hint_when_the_file_goes_on(self) -> None:
+    def test_the_end_marker_is_ignored_if_the_lines_are_not_at_the_end(self) -> None:
         assert updated("x\ny\nz\n", "@@", "-x", "+X", "*** End of File") == "X\ny\nz\n"
 
     @pytest.mark.req("D9.v4a_ambiguous")
@@ -201,7 +201,7 @@ class TestRoundTrip:
         assert result == "".join(line + ending for line in after)
 
     @given(st.lists(LINE, min_size=1, max_size=8), st.data())
-    def test_kept_lines_keep_their_bytes_whatever_white_space_the_patch_gives_them(
+    def test_kept_lines_keep_their_bytes_even_if_the_patch_has_other_white_space(
         self, lines: list[str], data: st.DataObject
     ) -> None:
         at = data.draw(st.integers(0, len(lines) - 1))

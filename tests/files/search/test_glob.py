@@ -194,7 +194,7 @@ def test_newest_first_then_by_path_bytes(tmp_path: Path, root_fd: int) -> None:
 
 
 @pytest.mark.req("D9.glob_default_100")
-def test_a_hundred_paths_unless_said_otherwise(tmp_path: Path, root_fd: int) -> None:
+def test_by_default_at_most_a_hundred_paths_are_returned(tmp_path: Path, root_fd: int) -> None:
     make(tmp_path, *(f"f{n:03}" for n in range(101)))
     result = glob(root_fd, ROOT, "*")
     assert (result.count, result.truncated) == (100, True)

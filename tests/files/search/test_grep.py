@@ -76,7 +76,7 @@ def test_lines_come_with_path_and_number_in_byte_order(root: Path, root_fd: int,
 
 @pytest.mark.req("S1.grep.max_results_default_100")
 @ENGINES
-def test_a_hundred_lines_unless_said_otherwise(root: Path, root_fd: int, engine: Engine) -> None:
+def test_by_default_at_most_a_hundred_lines_are_returned(root: Path, root_fd: int, engine: Engine) -> None:
     (root / "a").write_text("hit\n" * 101)
     result = grep(root_fd, ROOT, "hit", GrepOptions(engine=engine))
     assert (result.match_count, result.truncated) == (100, True)
@@ -131,7 +131,7 @@ def test_a_bad_pattern_and_a_bad_filter_have_their_own_codes(root_fd: int, engin
 
 
 @ENGINES
-def test_case_is_heeded_unless_said_otherwise(root: Path, root_fd: int, engine: Engine) -> None:
+def test_by_default_the_search_is_case_sensitive(root: Path, root_fd: int, engine: Engine) -> None:
     (root / "a").write_text("Straße\nSTRASSE\nSTRAẞE\n")
     numbers = [
         line.line_no for line in grep(root_fd, ROOT, "straße", GrepOptions(engine=engine, case_insensitive=True)).lines
@@ -208,7 +208,7 @@ class TestTime:
 
 @pytest.mark.req("S1.grep.native_fallback", "S1.grep.ripgrep_when_present")
 class TestWhichEngine:
-    def test_ripgrep_when_it_is_there(self, root_fd: int) -> None:
+    def test_ripgrep_is_used_if_it_is_installed(self, root_fd: int) -> None:
         assert grep(root_fd, ROOT, "x").engine == "ripgrep"
 
     def test_native_when_it_is_not(self, root: Path, root_fd: int, without_ripgrep: None) -> None:

@@ -74,7 +74,7 @@ ENTRIES = st.dictionaries(text_of(*LETTERS, max_size=3), st.booleans(), max_size
 
 
 @given(RULE_FILES, RULE_FILES, ENTRIES)
-def test_a_listing_is_divided_as_if_each_entry_were_asked_about(
+def test_a_listing_is_divided_as_if_each_entry_were_checked_alone(
     above: bytes, inside: bytes, names: dict[bytes, bool]
 ) -> None:
     rules = IgnoreRules().with_sources(IgnoreSources(git=above)).child("a").with_sources(IgnoreSources(own=inside))
@@ -105,7 +105,7 @@ def test_an_ignore_file_that_is_no_small_regular_file_counts_as_absent(tmp_path:
     assert not is_ignored(tmp_path, "big/a", is_dir=False)
 
 
-def test_above_the_root_too(tmp_path: Path) -> None:
+def test_unreadable_ignore_files_above_the_root_are_skipped(tmp_path: Path) -> None:
     (tmp_path / ".git").write_bytes(b"gitdir: no\0where\n")
     (tmp_path / "rules").write_text("a\n")
     (tmp_path / ".gitignore").symlink_to("rules")
@@ -133,7 +133,7 @@ RULES = ["*.o", "!a.o", "/b", "d/", "!d/", "d/*", "a*", "x/**", "**/y", "!x", "?
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_all_kinds_of_files_together_are_ripgreps_verdict(seed: int, tmp_path: Path) -> None:
+def test_all_kinds_of_ignore_files_together_give_ripgreps_verdict(seed: int, tmp_path: Path) -> None:
     """Over rules that ripgrep and git read alike; it also sees the user's global rules, which are switched off."""
     rng = random.Random(seed)
     places = ["", "d/", "x/", "d/x/", "d/d/", "x/y/"]

@@ -79,7 +79,7 @@ def test_a_walk_leaves_out_git_ignored_files_links_and_special_files(root: Path,
     ]
 
 
-def test_a_walk_goes_no_further_than_asked(root: Path, root_fd: int) -> None:
+def test_a_walk_reads_no_more_directories_than_needed(root: Path, root_fd: int) -> None:
     make(root, *(f"d{n}/f" for n in range(50)))
     gc.collect()
     open_before = os.listdir("/proc/self/fd")
@@ -90,7 +90,7 @@ def test_a_walk_goes_no_further_than_asked(root: Path, root_fd: int) -> None:
     assert os.listdir("/proc/self/fd") == open_before
 
 
-def test_a_walk_taken_up_again_goes_on_in_order(root: Path, root_fd: int) -> None:
+def test_a_walk_that_continues_stays_in_order(root: Path, root_fd: int) -> None:
     names = ["a", "b/c", "b/d/e", "b/f", "b/g/h", "b/i", "j"]
     make(root, *names)
     for count in range(len(names)):
@@ -176,7 +176,7 @@ class TestIgnoreFilesAreReadEveryTime:
         assert "a.log" in seen
         assert "b.txt" not in seen
 
-    def test_one_that_comes_or_goes(self, root: Path, root_fd: int, name: str) -> None:
+    def test_a_new_or_a_removed_ignore_file_is_noticed(self, root: Path, root_fd: int, name: str) -> None:
         make(root, "a.log", "sub/b.log", ".git/info/x")
         cache = TreeCache(LONG_AFTER)
         assert "sub/b.log" in files(cache, root_fd)
@@ -187,7 +187,7 @@ class TestIgnoreFilesAreReadEveryTime:
         (root / name).unlink()
         assert "sub/b.log" in files(cache, root_fd)
 
-    def test_one_above_the_base(self, root: Path, root_fd: int, name: str) -> None:
+    def test_an_ignore_file_above_the_base_is_noticed(self, root: Path, root_fd: int, name: str) -> None:
         make(root, "sub/b.log", name)
         (root / name).write_text("*.log")
         cache = TreeCache(LONG_AFTER)

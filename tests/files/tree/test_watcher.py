@@ -176,7 +176,7 @@ def test_every_change_is_seen_at_once(what: str, root: Path, root_fd: int) -> No
 
 
 @pytest.mark.parametrize("way", ["rename", "exchange"])
-def test_a_save_by_way_of_a_draft_has_no_other_file_asked(
+def test_a_save_through_a_draft_makes_no_other_file_be_checked(
     way: str, root: Path, root_fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(root, "a", *(f"d/f{number}" for number in range(50)))
@@ -213,7 +213,7 @@ def test_a_change_through_another_name_of_a_file_is_seen(root: Path, root_fd: in
     assert everything(root_fd, cache).paths[0] == "b"
 
 
-def test_a_store_into_mapped_memory_is_seen_when_the_map_is_gone(root: Path, root_fd: int) -> None:
+def test_a_write_through_a_memory_map_is_found_after_the_map_is_closed(root: Path, root_fd: int) -> None:
     make(root, "a", "b", "c")
     cache = TreeCache()
     fd = os.open(root / "b", os.O_RDWR)
@@ -225,7 +225,7 @@ def test_a_store_into_mapped_memory_is_seen_when_the_map_is_gone(root: Path, roo
     assert everything(root_fd, cache).paths[0] == "b"
 
 
-def test_more_changes_than_the_kernel_tells_of_are_seen(root: Path, root_fd: int) -> None:
+def test_changes_beyond_the_kernels_queue_are_found(root: Path, root_fd: int) -> None:
     make(root, "a", "b", "d/c")
     cache = TreeCache()
     everything(root_fd, cache)
@@ -250,7 +250,7 @@ def test_where_there_are_no_watches_to_be_had_every_look_is_taken(
         assert late in everything(root_fd, cache).paths
 
 
-def test_a_child_of_ours_hears_nothing_of_what_is_ours_to_hear(root: Path, root_fd: int) -> None:
+def test_a_forked_child_takes_no_events_of_its_parent(root: Path, root_fd: int) -> None:
     make(root, "a", "d/b")
     cache = TreeCache()
     everything(root_fd, cache)
