@@ -1,4 +1,4 @@
-"""Subscribers hear every event, in order, without a gap, from any thread and process; and hold up nobody."""
+"""Subscribers receive every event, in order and without a gap, from any thread and process, and block no writer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.session.example_messages import user
 CHILD = Path(__file__).with_name("writer_process.py")
 
 
-class Ear:
-    """Remembers what it was told, in order."""
+class ReceivedEvents:
+    """Remembers what it was subscription, in order."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -36,7 +36,7 @@ class Ear:
 
 @pytest.mark.req("S3.subscribe.appends", "S3.session.owns_subscribers")
 def test_every_callback_of_a_session_gets_the_event(session: DurableSession) -> None:
-    one, two = Ear(), Ear()
+    one, two = ReceivedEvents(), ReceivedEvents()
     first, second = b.agent_subscribe("s", one), b.agent_subscribe("s", two)
     session.inject(user("hello"))
     session.emit("iteration_end", {"iteration": 1})
@@ -48,9 +48,9 @@ def test_every_callback_of_a_session_gets_the_event(session: DurableSession) -> 
 
 def test_inside_a_callback_the_session_is_the_current_one(session: DurableSession) -> None:
     seen: list[str | None] = []
-    told = session.subscribe(lambda event: seen.append(b.agent_session_current_id()))
+    subscription = session.subscribe(lambda event: seen.append(b.agent_session_current_id()))
     session.inject(user("hello"))
-    assert told.wait()
+    assert subscription.wait()
     assert seen == ["s"] and b.agent_session_current_id() is None
 
 
@@ -59,19 +59,19 @@ def test_a_callback_may_write_to_its_session(session: DurableSession) -> None:
         if event["role"] == "user":
             session.inject({"role": "assistant", "content": "heard " + event["text"]})
 
-    told = session.subscribe(answer)
+    subscription = session.subscribe(answer)
     session.inject(user("you"))
-    assert told.wait()
+    assert subscription.wait()
     assert [message["content"] for message in session.messages()] == ["you", "heard you"]
 
 
 def test_a_subscription_can_begin_at_an_earlier_record(session: DurableSession) -> None:
     for number in range(5):
         session.inject(user(str(number)))
-    ear = Ear()
-    told = session.subscribe(ear, after=session.events()[1]["seq"])
-    assert told.wait()
-    assert ear.texts == ["2", "3", "4"]
+    received = ReceivedEvents()
+    subscription = session.subscribe(received, after=session.events()[1]["seq"])
+    assert subscription.wait()
+    assert received.texts == ["2", "3", "4"]
 
 
 def test_a_slow_subscriber_blocks_neither_the_writer_nor_the_others(session: DurableSession) -> None:
@@ -82,7 +82,7 @@ def test_a_slow_subscriber_blocks_neither_the_writer_nor_the_others(session: Dur
         gate.wait(600)
         slow_texts.append(event["text"])
 
-    quick = Ear()
+    quick = ReceivedEvents()
     stuck, running = session.subscribe(slow), session.subscribe(quick)
     for number in range(300):
         session.inject(user(str(number)))
@@ -103,12 +103,12 @@ def test_a_subscriber_that_raises_stays_subscribed_and_its_error_is_logged(
         calls.append(event["text"])
         raise ZeroDivisionError(event["text"])
 
-    ear = Ear()
-    broken, sound = session.subscribe(failing), session.subscribe(ear)
+    received = ReceivedEvents()
+    broken, sound = session.subscribe(failing), session.subscribe(received)
     for text in ("one", "two"):
         session.inject(user(text))
     assert sound.wait() and broken.wait()
-    assert calls == ["one", "two"] and ear.texts == ["one", "two"]
+    assert calls == ["one", "two"] and received.texts == ["one", "two"]
     assert not broken.ended and isinstance(broken.error, ZeroDivisionError)
     assert len(session.subscriptions()) == 2
     logged = [record.exc_info[1] for record in caplog.records if record.name == "mulligan.events" and record.exc_info]
@@ -117,8 +117,8 @@ def test_a_subscriber_that_raises_stays_subscribed_and_its_error_is_logged(
 
 @pytest.mark.req("S3.subscribe.other_events")
 def test_subscribers_receive_cuts_forks_and_undo_operations(session: DurableSession) -> None:
-    ear = Ear()
-    subscription = session.subscribe(ear)
+    received = ReceivedEvents()
+    subscription = session.subscribe(received)
     with session.turn("p"):
         for text in ("one", "two", "three"):
             session.inject(user(text))
@@ -131,22 +131,22 @@ def test_subscribers_receive_cuts_forks_and_undo_operations(session: DurableSess
     session.rewind(session.message_ids()[0], side="after")
     session.reset()
     assert subscription.wait()
-    kinds = [event["kind"] for event in ear.events]
+    kinds = [event["kind"] for event in received.events]
     cuts = [kind for kind in kinds if kind in ("trim", "truncate", "fork", "rollback", "redo", "rewind", "reset")]
     assert cuts == ["trim", "truncate", "fork", "rollback", "redo", "rewind", "reset"]
-    assert next(event for event in ear.events if event["kind"] == "fork")["metadata"] == {"child_id": child}
-    assert len({event["id"] for event in ear.events}) == len(ear.events)
+    assert next(event for event in received.events if event["kind"] == "fork")["metadata"] == {"child_id": child}
+    assert len({event["id"] for event in received.events}) == len(received.events)
 
 
 @pytest.mark.req("S3.subscribe.other_events")
 def test_subscribers_receive_calls_that_begin_end_and_are_undone(session: DurableSession) -> None:
-    ear = Ear()
-    subscription = session.subscribe(ear)
+    received = ReceivedEvents()
+    subscription = session.subscribe(received)
     with session.call("tidy") as call:
         call.write_file("a.txt", "x")
     undo = session.undo()
     assert subscription.wait()
-    seen = [(event["kind"], event["metadata"]) for event in ear.events]
+    seen = [(event["kind"], event["metadata"]) for event in received.events]
     assert [kind for kind, _ in seen] == [
         "call_begun",
         "call_ended",
@@ -168,46 +168,46 @@ def test_a_subscriber_must_be_a_function(session: DurableSession, callback: Any)
 
 
 def test_closing_a_subscription_ends_it(session: DurableSession) -> None:
-    ear = Ear()
-    told = session.subscribe(ear)
+    received = ReceivedEvents()
+    subscription = session.subscribe(received)
     session.inject(user("one"))
-    assert told.wait()
-    told.close()
-    told.join(600)
+    assert subscription.wait()
+    subscription.close()
+    subscription.join(600)
     session.inject(user("two"))
-    assert ear.texts == ["one"] and session.subscriptions() == []
+    assert received.texts == ["one"] and session.subscriptions() == []
 
 
 def test_closing_the_store_ends_them_all(tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     opened = api.open(str(tmp_path / "w"), store=str(tmp_path / "store"))
-    session, ear = opened.session("s"), Ear()
-    told = session.subscribe(ear)
+    session, received = opened.session("s"), ReceivedEvents()
+    subscription = session.subscribe(received)
     session.inject(user("one"))
-    assert told.wait()
+    assert subscription.wait()
     hub = hub_of(opened.open_root.ledger.store)
     opened.close()
-    assert told.ended and hub.of(session.id) == []
+    assert subscription.ended and hub.of(session.id) == []
 
 
 def test_reset_and_rewinding_leave_no_gap(session: DurableSession) -> None:
-    ear = Ear()
-    told = session.subscribe(ear)
+    received = ReceivedEvents()
+    subscription = session.subscribe(received)
     with session.turn("t"):
         session.inject(user("one"))
     session.rollback()
     session.inject(user("two"))
     session.reset()
     session.inject(user("three"))
-    assert told.wait()
-    assert ear.texts == ["one", "two", "three"]
+    assert subscription.wait()
+    assert received.texts == ["one", "two", "three"]
 
 
 def test_many_subscribers_get_all_events_of_threads_and_processes_in_order(
     session: DurableSession, tmp_path: Path, work: Path
 ) -> None:
-    ears = [Ear() for _ in range(32)]
-    told = [session.subscribe(ear) for ear in ears]
+    subscribers = [ReceivedEvents() for _ in range(32)]
+    subscriptions = [session.subscribe(received) for received in subscribers]
     arguments = [sys.executable, str(CHILD), str(work), str(tmp_path / "home"), "s", "40"]
     children = [subprocess.Popen([*arguments, name], stdout=subprocess.DEVNULL) for name in ("left", "right")]
 
@@ -221,10 +221,10 @@ def test_many_subscribers_get_all_events_of_threads_and_processes_in_order(
     for thread in threads:
         thread.join()
     assert [child.wait(600) for child in children] == [0, 0]
-    assert all(one.wait(timeout_s=60) for one in told)
+    assert all(one.wait(timeout_s=60) for one in subscriptions)
     record = session.events()
     assert [event["seq"] for event in record] == sorted(event["seq"] for event in record)
-    assert all(ear.events == record for ear in ears)
+    assert all(received.events == record for received in subscribers)
     for name in ("left", "right", "up", "down"):
-        heard = [text for text in ears[0].texts if text.startswith(name)]
-        assert heard == [f"{name} {number}" for number in range(40)]
+        texts = [text for text in subscribers[0].texts if text.startswith(name)]
+        assert texts == [f"{name} {number}" for number in range(40)]
