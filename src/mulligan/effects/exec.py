@@ -227,8 +227,8 @@ def _command(context: EffectContext, asked: params.Exec) -> Command:
         if resolved.outside:
             raise path_denied("A command must run inside the root.", path=asked.cwd)
         cwd = resolved.path
-    told = call_environment(context.open_root, context.call)
-    env = {**told, **context.env.values(), **(asked.env or {}), CALL_VARIABLE: told[CALL_VARIABLE]}
+    of_call = call_environment(context.open_root, context.call)
+    env = {**of_call, **context.env.values(), **(asked.env or {}), CALL_VARIABLE: of_call[CALL_VARIABLE]}
     _check_words(asked.argv, env)
     stdin = _stdin(context, asked)
     made = command(asked.argv, context.open_root.disk.root.path, cwd=cwd, env=env, stdin=stdin)

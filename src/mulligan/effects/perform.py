@@ -94,8 +94,8 @@ def perform(
 def _without_bytes(given: Mapping[str, Any], receipt: Receipt) -> tuple[dict[str, Any], dict[str, Any]]:
     """The record of an effect on paths that are not captured: only the paths and the outcome."""
     params = {name: recorded(given[name]) for name in (*_PATH_FIELDS, "file_path") if name in given}
-    told = {"status": receipt.status, "error_code": receipt.error_code}
-    return params | _WITHHELD, {name: value for name, value in told.items() if value is not None} | _WITHHELD
+    outcome = {"status": receipt.status, "error_code": receipt.error_code}
+    return params | _WITHHELD, {name: value for name, value in outcome.items() if value is not None} | _WITHHELD
 
 
 def _subject(given: Mapping[str, Any]) -> str:

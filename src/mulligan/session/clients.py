@@ -87,9 +87,9 @@ class Clients:
             known = tx.get(CLIENTS, self.id, client)
             if known is None and tx.count(CLIENTS, {"session": self.id}) >= CLIENTS_MAX:
                 raise fault("too_many_clients", f"Session {self.id!r} has {CLIENTS_MAX} clients; detach stale ones.")
-            since, told = (now, None) if known is None else (known.attached_at, known.beat_told_at)
+            since, reported = (now, None) if known is None else (known.attached_at, known.beat_told_at)
             kept = _kept(metadata, known)
-            row = ClientRow(self.id, client, mode, since, now, prompts, permissions, kept, beat_told_at=told)
+            row = ClientRow(self.id, client, mode, since, now, prompts, permissions, kept, beat_told_at=reported)
             tx.put(CLIENTS, row)
             action = "takeover" if options.get("takeover") else "attached"
             return self._recorded(tx, row.client, before=before, event={"action": action, "client": _plain(row)})

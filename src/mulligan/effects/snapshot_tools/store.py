@@ -214,9 +214,9 @@ class SnapshotStore:
         body = self._ledger.blobs.store(encode(manifest.to_json()))
         blobs = sorted({entry.blob for entry in manifest.entries})
         *early, last = [blobs[at : at + _BODIES_PER_RECORD] for at in range(0, len(blobs), _BODIES_PER_RECORD)] or [[]]
-        told = {"snapshot": identifier, "fingerprint": fingerprint.to_json(), "manifest": body}
+        created = {"snapshot": identifier, "fingerprint": fingerprint.to_json(), "manifest": body}
         named = all(self._name(session, "snapshot.bodies", {"snapshot": identifier}, refs=chunk) for chunk in early)
-        return named and self._name(session, "snapshot.created", told, refs=[*last, body])
+        return named and self._name(session, "snapshot.created", created, refs=[*last, body])
 
     def _name(self, session: SessionId, kind: str, body: Mapping[str, object], refs: Sequence[Digest] = ()) -> bool:
         """Write a record, if in the same transaction every blob is there that the record names."""

@@ -144,15 +144,15 @@ def permissions_in(events: Listed) -> list[Json]:
 
 
 def _permission(event: Mapping[str, Any]) -> Json:
-    told = event.get("metadata") or {}
-    request = told.get("request")
-    identifier = told.get("request_id") or (request.get("id") if isinstance(request, Mapping) else None)
+    metadata = event.get("metadata") or {}
+    request = metadata.get("request")
+    identifier = metadata.get("request_id") or (request.get("id") if isinstance(request, Mapping) else None)
     return {
         "kind": event["kind"],
         "source": "transcript_event",
         "request_id": identifier,
-        "agent": told.get("client_id") or told.get("agent"),
-        "payload": dict(told),
+        "agent": metadata.get("client_id") or metadata.get("agent"),
+        "payload": dict(metadata),
     }
 
 
