@@ -9,7 +9,7 @@ from unicodedata import normalize
 
 from mulligan.boundary.capability import UNLIMITED, Capability, FsOp, both
 from mulligan.boundary.policy import NO_POLICY, Policy, PolicyRule
-from mulligan.values.errors import MulliganError, Refused, path_denied
+from mulligan.values.errors import MulliganError, Refused
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import INLINE_LIMIT_BYTES
 from mulligan.values.paths import ROOT, RepoPath, is_below, is_within, parse_repo_path
@@ -18,6 +18,11 @@ from mulligan.values.paths import ROOT, RepoPath, is_below, is_within, parse_rep
 _UNSEEN = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
 # Names that case-folding file systems treat as `.git`. Git refuses the same names on every file system.
 _GIT_ELSEWHERE = re.compile(r"(\.git|git~1)[ .]*(:.*)?\Z", re.DOTALL)
+
+
+def path_denied(message: str, **fields: object) -> Refused:
+    """The refusal of a path that the session may not use."""
+    return Refused("forbidden", "path_not_allowed", message, **fields)
 
 
 @fast_dataclass(slots=True, frozen=True)
@@ -70,7 +75,7 @@ class Boundary:
         self.check_path(op, path)
         # Most paths have no "git" in them, so the check of each name is rarely needed.
         names = [] if path.isascii() and "git" not in path.lower() else _UNSEEN.sub("", path).casefold().split("/")
-        if path == ROOT or any(_GIT_ELSEWHERE.match(name) for name in names):
+        if path == ROOT or (names and any(_GIT_ELSEWHERE.match(name) for name in names)):
             raise path_denied(f"File tools may not change {path}, because it belongs to git.")
         if self.mounted and any(is_within(path, root) or is_below(root, path) for root in self.mounted):
             raise path_denied(f"{path} is in a mounted root, which does not allow this.")

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from mulligan.boundary.capability import UNLIMITED, Capability, FsOp, parse_capability
 from mulligan.boundary.policy import NO_POLICY, parse_policy
-from mulligan.boundary.verdict import Boundary
+from mulligan.boundary.verdict import Boundary, path_denied
 from mulligan.effects.receipt import blob_payload, inline
 from mulligan.effects.running_commands import NO_ENV, SessionEnv
 from mulligan.exec.command import Sink
@@ -35,7 +35,7 @@ from mulligan.values.canonical import decode
 from mulligan.values.clock import now_ns
 from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.entries import DirEntry, Entry
-from mulligan.values.errors import MulliganError, Refused, fault, path_denied
+from mulligan.values.errors import MulliganError, Refused, fault
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import (

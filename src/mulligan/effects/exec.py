@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from mulligan.boundary.capability import clamped
+from mulligan.boundary.verdict import path_denied
 from mulligan.effects import params
 from mulligan.effects.context import EffectContext, check_limit, refusing, too_large
 from mulligan.effects.receipt import Receipt, inline, refusal_receipt
@@ -21,7 +22,7 @@ from mulligan.history.open_root import OpenRoot
 from mulligan.values.clock import monotonic_s, now_ns
 from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.entries import Change, FileEntry, is_never_recorded, kind_of_change
-from mulligan.values.errors import Refused, path_denied
+from mulligan.values.errors import Refused
 from mulligan.values.paths import ROOT, RepoPath, path_from_bytes, to_wire
 from mulligan.values.text import in_base64
 

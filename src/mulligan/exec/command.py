@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import IO, Literal, Protocol, TypeAlias
 
-from mulligan.values.errors import Refused, path_denied
+from mulligan.boundary.verdict import path_denied
+from mulligan.values.errors import Refused
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import GIB_BYTES, INLINE_LIMIT_BYTES, PREVIEW_BYTES
 from mulligan.values.paths import is_inside

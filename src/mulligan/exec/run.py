@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
+from mulligan.boundary.verdict import path_denied
 from mulligan.exec.capture import seccomp
 from mulligan.exec.capture.notify import Attribution, Capture, Coverage, Notify, StrategyName
 from mulligan.exec.capture.overlay import Overlay
@@ -28,7 +29,7 @@ from mulligan.exec.pump import CommandEnding, CommandHandle, Pump
 from mulligan.exec.start import LAUNCHER, StartOptions, spawn
 from mulligan.files import kernel
 from mulligan.values.digest import Digest
-from mulligan.values.errors import Refused, fault, path_denied
+from mulligan.values.errors import Refused, fault
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import is_inside
 

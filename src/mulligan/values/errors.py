@@ -147,11 +147,6 @@ class Refused(Exception):
         self.fields = fields
 
 
-def path_denied(message: str, **fields: object) -> Refused:
-    """The refusal of a path that the session may not use."""
-    return Refused("forbidden", "path_not_allowed", message, **fields)
-
-
 class _MessageError(MulliganError):
     """An error that authors of tools raise with a message alone; its class has the code."""
 
