@@ -199,7 +199,7 @@ def _refuse_inside(directory: str, root: str | None) -> None:
     """Refuse a store inside the workspace: it would record itself, and an agent could edit it."""
     if root is None:
         return
-    if is_inside(os.path.realpath(directory), os.path.realpath(root)):
+    if (os.path.realpath(directory) + "/").startswith(os.path.realpath(root).rstrip("/") + "/"):
         raise fault(
             "store_inside_workspace",
             f"The store {directory} is inside the workspace {root}. Choose one outside, with MULLIGAN_HOME or --store.",

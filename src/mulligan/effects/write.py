@@ -50,7 +50,7 @@ def write_file(context: EffectContext, asked: params.WriteFile) -> Fields:
     given = params.inline_data(asked.content, code="invalid_content")
     path, missing = context.real("write", asked.path, final=asked.mode != "create_new")
     data = context.blob(given) if isinstance(given, str) else given
-    check_limit(context.capability, "max_write_bytes", len(data))
+    check_limit(context.boundary.capability, "max_write_bytes", len(data))
     if missing and not asked.create_parents:
         raise Refused("error", "parent_not_found", f"The directory of {asked.path} does not exist.")
     seen: list[Image] = []
