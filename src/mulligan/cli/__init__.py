@@ -71,6 +71,7 @@ VERBS: dict[str, Verb] = {
     "verify": Verb("mulligan.cli.store", "verify_verb", "Check every stored byte."),
     "doctor": Verb("mulligan.cli.store", "doctor_verb", "Show what this machine offers and what is missing."),
     "store": Verb("mulligan.cli.store", "store_verb", "Show where the store is, and set how large it may grow."),
+    "completions": Verb("mulligan.cli.store", "completions_verb", "Print the completions of a shell."),
     "du": Verb("mulligan.cli.store", "du_verb", "Show how much space the store uses, and what for."),
 }
 
@@ -95,6 +96,21 @@ class LazyGroup(click.Group):
         gc.enable()
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            # Imported here, because only a mistyped verb needs it.
+            from difflib import get_close_matches
+
+            from mulligan.values.text import visible
+
+            near = get_close_matches(args[0], VERBS, n=3, cutoff=0.5)
+            meant = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise click.UsageError(f"There is no verb {visible(args[0])!r}.{meant}", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):

@@ -168,7 +168,7 @@ def _detected() -> list[str]:
 
 
 def _list_hosts(common: Common) -> None:
-    rows = [_host_view(common, name) for name in _HOST.choices]
+    rows = list(host_states(common).values())
     lines = [
         f"{row['host']:<7} {row['version'] or 'not found':<12} {row['scope']:<8} {row['state']}"
         + "".join(f"\n  missing: {visible(path)}" for path in row["missing"] if row["state"] == "partly")
@@ -188,6 +188,16 @@ def _host_view(common: Common, host: str) -> list[dict[str, Any]]:
         state = "installed" if not missing else "partly" if one.is_there else "no"
         found.append({"host": host, "version": version, "scope": scope, "state": state, "missing": missing})
     return found
+
+
+def host_states(common: Common) -> dict[str, list[dict[str, Any]]]:
+    """What is installed in each host, for each scope."""
+    return {name: _host_view(common, name) for name in _HOST.choices}
+
+
+def hook_states(common: Common) -> list[dict[str, Any]]:
+    """The state of the hooks of each agent, for each scope."""
+    return _states(common, None)
 
 
 def _version_of(program: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mulligan.cli.format import columns_shown, paint, print_json, print_pages
-from mulligan.cli.open_root import open_for_reading, path_in_any_root
+from mulligan.cli.open_root import open_for_reading, path_in_any_root, stores_elsewhere
 from mulligan.cli.options import THIS_SESSION, Common, common_options, options_saying, text
 from mulligan.history.log import LOG_LIMIT
 from mulligan.history.outcome_text import (
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 _TITLE_MAX, _PROMPT_SHOWN = 50, 100
 _STATUS_WORDS = 20
+_STAT_COLUMNS, _STAT_BAR = 100, 24
 _WHO_MAX, _WHO_NARROW, _WIDE = 24, 15, 100
 _NO_GAPS = "[]"
 _MARKS = {"committed": ("✓", "green"), "undone": ("↩", "yellow"), "aborted": ("✗", "red"), "open": ("…", "cyan")}
@@ -72,6 +74,7 @@ def status(common: Common) -> None:
             "recovered": [one.call for one in opened.recovered if one.stuck is None],
         }
         named = [newest, *(calls[one] for one in (*working, *redo))]
+        body["other_stores"] = stores_elsewhere(common, opened.root)
         body["named"] = [call_named(tx, row) for row in named if row is not None]
     if common.as_json:
         print_json(body)
@@ -87,6 +90,8 @@ def status(common: Common) -> None:
         click.echo(f"  redo would reverse {name(body['redo'])}")
     for call in working:
         click.echo(f"  still running: {name(call)}")
+    for store in body["other_stores"]:
+        click.echo(f"  another store knows this folder: `mulligan status --store {shlex.quote(visible(store))}`")
 
 
 _TIME = re.compile(r"(\d{1,6})\s*([smhdw])")
@@ -321,13 +326,14 @@ def diff_lines(diff: str) -> list[str]:
 @click.command()
 @click.argument("call", callback=text, required=False)
 @click.argument("other", callback=text, required=False)
+@click.option("--stat", is_flag=True, help="Only how many lines of each file were added and removed.")
 @common_options
-def diff(common: Common, call: str | None, other: str | None) -> None:
+def diff(common: Common, call: str | None, other: str | None, stat: bool) -> None:
     """Show what a call changed (default: the newest), as a diff that `git apply` accepts.
 
     For files that are not text, the diff only says that they differ.
     """
-    from mulligan.history.log import as_it_happened, calls_of, diff_view, find_call, hunks_view
+    from mulligan.history.log import as_it_happened, call_view, calls_of, diff_view, find_call, hunks_view
     from mulligan.history.multi_root import main_of
 
     with open_for_reading(common) as opened:
@@ -344,12 +350,47 @@ def diff(common: Common, call: str | None, other: str | None) -> None:
             chosen = [row for row in reversed(rows) if low <= row.id <= high]
         text = "".join(diff_view(open_root, row) for row in chosen)
         files = hunks_view(open_root, chosen[0]) if common.as_json and len(chosen) == 1 else []
+        with open_root.ledger.store.read() as tx:
+            changes = [one for row in chosen for one in call_view(open_root, tx, row)["changes"]] if stat else []
     if common.as_json:
-        print_json({"calls": [row.id for row in chosen], "diff": text, "files": files})
+        stats = {"stat": _stat(changes)} if stat else {}
+        print_json({"calls": [row.id for row in chosen], "diff": text, "files": files, **stats})
+    elif stat:
+        print_pages(_stat_lines(_stat(changes)))
     elif sys.stdout.isatty():
         print_pages(diff_lines(text))
     else:
         click.echo(text, nl=False)
+
+
+def _stat(changes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines added and removed in each file, over all changes."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in changes:
+        sums = found.setdefault(one["path"], {"path": one["path"], "added": 0, "removed": 0})
+        sums["added"] += one["added"]
+        sums["removed"] += one["removed"]
+    return [found[path] for path in sorted(found)]
+
+
+def _stat_lines(files: Sequence[dict[str, Any]]) -> list[str]:
+    columns = columns_shown() or _STAT_COLUMNS
+    names = [visible(one["path"]) for one in files]
+    most = min(max(map(width_of, names), default=0), columns - _STAT_BAR - 20)
+    lines = [
+        f"{padded(shortened(name, most), most)} | {one['added'] + one['removed']:>6} {_stat_bar(one, files)}".rstrip()
+        for name, one in zip(names, files, strict=True)
+    ]
+    added, removed = (sum(one[key] for one in files) for key in ("added", "removed"))
+    return [*lines, f"{counted(len(files), 'file')} changed, +{added} -{removed}"]
+
+
+def _stat_bar(one: dict[str, Any], files: Sequence[dict[str, Any]]) -> str:
+    """Plus and minus signs; all bars have one scale."""
+    widest = max(each["added"] + each["removed"] for each in files)
+    scale = min(1.0, _STAT_BAR / widest) if widest else 0.0
+    signs = [(sign, -(-int(one[key] * scale * 100) // 100)) for sign, key in (("+", "added"), ("-", "removed"))]
+    return "".join(paint(sign * count, "green" if sign == "+" else "red") for sign, count in signs if count)
 
 
 @click.command()

@@ -173,6 +173,43 @@ def known_roots(url: str | None) -> list[str]:
         return api.known_roots(store)
 
 
+def usual_stores(common: Common) -> list[str]:
+    """The directories of the stores that this user's settings may mean, this one first."""
+    import mulligan.api as api
+
+    home = {name: value for name, value in os.environ.items() if name in ("HOME", "XDG_STATE_HOME")}
+    known = [
+        api.store_directory(common.store, os.environ),
+        api.state_directory(os.environ),
+        api.state_directory(home),
+        api.state_directory({name: value for name, value in home.items() if name == "HOME"}),
+    ]
+    return list(dict.fromkeys(os.path.realpath(one) for one in known if one is not None))
+
+
+def stores_elsewhere(common: Common, root: str) -> list[str]:
+    """Other stores of this user that have calls in this folder, or in one around it."""
+    import mulligan.api as api
+
+    own = os.path.realpath(api.store_directory(common.store, os.environ) or "/")
+    found: list[str] = []
+    for directory in usual_stores(common):
+        # A store that does not open is no reason for a verb on another one to fail; `doctor` names it.
+        with suppress(MulliganError):
+            if directory != own and api.has_store(directory) and _has_calls(directory, os.fsencode(root)):
+                found.append(directory)
+    return found
+
+
+def _has_calls(directory: str, root: bytes) -> bool:
+    from mulligan.history.tables import CALLS, ROOTS
+    from mulligan.values.paths import is_inside
+
+    with opened_store(directory) as store, store.read() as tx:
+        around = [row for row in tx.select(ROOTS) if is_inside(root, row.place or b"/")]
+        return any(tx.select(CALLS, {"workspace": row.workspace}, limit=1) for row in around)
+
+
 @fast_dataclass(slots=True, frozen=True)
 class OuterCall:
     """The outer call, and the folder below its root in which the verb works."""

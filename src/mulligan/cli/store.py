@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, replace
 
 import click
 
-from mulligan.api import open_store, store_directory
+from mulligan.api import has_store, open_store, store_directory
 from mulligan.cli.format import ProgressLine, paint, print_json, print_rows, size_words
-from mulligan.cli.open_root import open_for_changes, opened_store, path_meant
+from mulligan.cli.open_root import known_roots, open_for_changes, opened_store, path_meant, usual_stores
 from mulligan.cli.options import (
     INTEGRITY,
     PARTLY,
@@ -431,7 +431,8 @@ def doctor_verb(common: Common) -> int:
 
     If the store does not open, the exit code is that of every verb: 3 for a damaged store.
     """
-    found = [*_python_and_sqlite(), *_store(common), *_capture(common), *_kernel(), *_programs()]
+    found = [*_python_and_sqlite(), *_store(common), *_stores(common), *_hosts(common)]
+    found += [*_capture(common), *_kernel(), *_programs()]
     if common.as_json:
         print_json({"findings": [asdict(finding) for finding in found]})
     else:
@@ -490,6 +491,49 @@ def _store(common: Common) -> list[Finding]:
         found.append(Finding("owner", f"{TRUST_OWNER}=1: a state directory of another user is trusted", False))
     if os.path.exists(os.path.join(directory, "store.db")):
         found += _check_opens(common)
+    return found
+
+
+def _stores(common: Common) -> list[Finding]:
+    """The other stores that this user's settings may mean, and that exist."""
+    found: list[Finding] = []
+    for directory in usual_stores(common)[1:]:
+        try:
+            if has_store(directory):
+                count = len(known_roots(directory))
+                found.append(Finding("other store", f"{directory}: knows {counted(count, 'folder')}", True))
+        except MulliganError as error:
+            found.append(Finding("other store", f"{directory}: {error.message}", False))
+    return found
+
+
+def _hosts(common: Common) -> list[Finding]:
+    """The hosts on this machine, what is installed in them, and the line that mends what is missing."""
+    from mulligan.cli.hooks import hook_states, host_states
+
+    if store_directory(common.store, os.environ) is None:
+        return []
+    found: list[Finding] = []
+    try:
+        hosts, hooks = host_states(common), hook_states(common)
+    except MulliganError as error:
+        return [Finding("hosts", error.message, False)]
+    for name, rows in hosts.items():
+        scopes = [f"{one['state']} for the {one['scope']}" for one in rows if one["state"] != "no"]
+        version = rows[0]["version"]
+        if version is None and not scopes:
+            continue
+        is_whole = bool(scopes) and all(one["state"] != "partly" for one in rows)
+        mend = "" if is_whole else f"; `mulligan install {name}` sets it up"
+        found.append(
+            Finding(f"host {name}", f"{version or 'not found'}: {', '.join(scopes) or 'no undo'}{mend}", is_whole)
+        )
+    for one in hooks:
+        if one["state"] != "no":
+            is_whole = one["state"] == "installed"
+            scope = f"`mulligan hooks install {one['agent']} --{one['scope']}`"
+            mend = "" if is_whole else f"; {one.get('reason') or scope + ' mends them'}"
+            found.append(Finding(f"hooks of {one['agent']}", f"{one['state']} in {one['path']}{mend}", is_whole))
     return found
 
 
@@ -603,3 +647,23 @@ def _program(name: str, path: str | None) -> Finding:
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding(name, f"{path} does not run: {error}", False)
     return Finding(name, done.stdout.decode("utf-8", "replace").splitlines()[0], done.returncode == 0)
+
+
+@click.command("completions")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@options_saying(_NOT_USED, root=_NOT_USED, as_json="Print the script as JSON text.")
+def completions_verb(common: Common, shell: str) -> None:
+    """Print a script that completes verbs and options in a shell, for example `eval "$(mulligan completions bash)"`.
+
+    For fish: `mulligan completions fish > ~/.config/fish/completions/mulligan.fish`.
+    """
+    from click.shell_completion import get_completion_class
+
+    from mulligan.cli import cli
+
+    found = get_completion_class(shell)
+    assert found is not None, "click knows these shells"
+    # The shell calls `mulligan` with this variable when the user presses the tab key.
+    script = found(cli, {}, "mulligan", "_MULLIGAN_COMPLETE").source_vars()
+    text = found.source_template % script
+    common.answer({"shell": shell, "script": text}, text.strip())

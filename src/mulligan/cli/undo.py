@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -14,10 +15,10 @@ import click
 
 from mulligan.cli.format import Working, columns_shown, paint, print_json
 from mulligan.cli.inspect import diff_lines
-from mulligan.cli.open_root import open_for_changes, path_in_any_root
+from mulligan.cli.open_root import open_for_changes, path_in_any_root, stores_elsewhere
 from mulligan.cli.options import Common, ask, can_ask, common_options, text
 from mulligan.history.outcome_text import ago, call_words, counted, outside_words, plan_lines, short
-from mulligan.values.errors import fault
+from mulligan.values.errors import MulliganError, fault
 from mulligan.values.text import visible
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def run_undo_operation(
     asks = not (dry_run or yes) and can_ask(common)
     if on_conflict == "overwrite" and not (dry_run or yes or asks):
         raise click.UsageError("--on-conflict overwrite replaces other people's work; confirm with --yes.")
-    with open_for_changes(common) as opened:
+    with open_for_changes(common) as opened, _naming_other_stores(common, opened.root):
         session = common.session_id
         if bare is not None and session is None:
             session = _session_meant(common, opened, bare, on_conflict=on_conflict)
@@ -97,6 +98,19 @@ def run_undo_operation(
             done = act(opened, plans if dry_run else replace(plans, dry_run=False, progress=progress))
         named = _calls_named(opened, done) if common.as_json or dry_run else []
     report(common, done, dry_run=dry_run, came=came, named=named)
+
+
+@contextmanager
+def _naming_other_stores(common: Common, root: str) -> Iterator[None]:
+    """If there is nothing to undo or redo, the error says which other store knows this folder."""
+    try:
+        yield
+    except MulliganError as error:
+        others = stores_elsewhere(common, root) if error.code in ("nothing_to_undo", "nothing_to_redo") else []
+        if not others:
+            raise
+        known = ", ".join(f"--store {shlex.quote(one)}" for one in others)
+        raise fault(error.code, f"{error.message} Another store knows this folder: {known}.") from None
 
 
 def _ask(opened: Mulligan, planned: UndoResult, came: str) -> None:
