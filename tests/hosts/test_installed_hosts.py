@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,7 @@ def start_opencode(screen: Terminal) -> None:
 HOSTS = (
     Host(
         name="claude",
-        command=("claude", "--allowedTools", "Bash,Edit,Read"),
+        command=("claude", "--permission-mode", "default", "--allowedTools", "Bash,Edit,Read"),
         prepare=prepare_claude,
         start=start_claude,
         tool="Bash",
@@ -170,6 +171,7 @@ HOSTS = (
 
 
 @pytest.mark.req("D14.hooks.typed_commands", "D14.hooks.model_told", "D14.hosts.install", "D14.hosts.uninstall")
+@pytest.mark.req("D14.hooks.left_running")
 @pytest.mark.parametrize(
     "host",
     [pytest.param(host, id=host.name, marks=() if host.name == "claude" else pytest.mark.slow) for host in HOSTS],
@@ -230,6 +232,28 @@ def use(screen: Terminal, model: MockModel, host: Host, workspace: HookedWorkspa
     asked = len(model.requests)
     work(screen, model, [], "go further")
     assert max(text.count(NEWS) for text in model.requests[asked:]) <= 1
+    undo_what_a_process_left_running_wrote(screen, model, host, workspace)
+
+
+def undo_what_a_process_left_running_wrote(
+    screen: Terminal, model: MockModel, host: Host, workspace: HookedWorkspace
+) -> None:
+    """The command has ended, and its process writes a file when no call runs."""
+    gate, late = workspace.home / "gate", workspace.root / "late.txt"
+    os.mkfifo(gate)
+    # Open in both directions, so that no side waits for the other to open it.
+    told = os.open(gate, os.O_RDWR)
+    try:
+        server = workspace.home / "server.sh"
+        server.write_text(f"read go < {gate}\necho late > late.txt\nread go < {gate}\n")
+        work(screen, model, [host.step(f"setsid sh {server} > /dev/null 2>&1 < /dev/null &")], "serve")
+        os.write(told, b"go\n")
+        screen.wait_until(lambda: late.is_file() and late.read_text() == "late\n", "late.txt")
+        answered(screen, model, host.undo, "removed late.txt")
+        assert not late.exists()
+        os.write(told, b"go\n")
+    finally:
+        os.close(told)
 
 
 NEWS = "read them again before you change them"

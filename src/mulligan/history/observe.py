@@ -414,7 +414,7 @@ def finish(
             coverage.append(STORE_FULL)
         if is_window and baseline is None:
             coverage.append({"path": ".", "reason": "no_baseline"})
-        processes = _left_by(open_root, shown) if is_window else []
+        processes = left_by(open_root, shown) if is_window else []
         processes = processes if left is None else left.without_known(processes)
         if processes:
             coverage.append({"path": ".", "reason": "background", "processes": processes_to_text(processes)})
@@ -430,7 +430,7 @@ def finish(
         raise
 
 
-def _left_by(open_root: OpenRoot, shown: CallRow) -> list[Process]:
+def left_by(open_root: OpenRoot, shown: CallRow) -> list[Process]:
     """The processes that the tool of a call has left running."""
     tool = tool_of(shown)
     if not isinstance(tool.began_s, float):

@@ -79,6 +79,7 @@ _GAPS = {
     "git_outside": "the command changed the index or the branch in a git directory outside the workspace",
     "store_full": "the store was full while this happened",
     "hook_missed": "no hook reported the beginning of the call",
+    "end_missed": "no hook reported the end of the call, so its exit code is unknown",
     "hook_late": "the agent went on before its hook reached Mulligan",
     "not_recorded": "an earlier event could not be recorded",
 }

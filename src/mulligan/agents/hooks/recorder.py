@@ -211,6 +211,9 @@ def tell_model(agent: str, text: str) -> bytes:
 
 MISSED: Note = {"path": ".", "reason": "hook_missed"}
 LATE: Note = {"path": ".", "reason": "hook_late"}
+END_MISSED: Note = {"path": ".", "reason": "end_missed"}
+_SILENT_AGENTS = frozenset({"codex"})
+"""Agents that report no end of some calls: of a command in the background, of a patch that is written as a command."""
 
 
 class Recorder:
@@ -291,6 +294,8 @@ class Recorder:
     def _before_tool(self, event: HookEvent, until: float, pid: int) -> None:
         if event.is_read_only or pid < 0 or (event.label is not None and self._open_call(event) is not None):
             return
+        if event.agent in _SILENT_AGENTS:
+            self._end_silent_calls(event)
         observed, notes = self._observed(event, pid)
         ended = self._left.ended()
         call = observe.begin(self._open_root, observed, self._tree, left=self._left)
@@ -302,6 +307,17 @@ class Recorder:
             self._tree.read_contents(min(until, monotonic_s() + self._patience_s))
             # The agent waits long only once, for the first read of the tree; later reads happen while it works.
             self._patience_s = _LATER_WAITS_S
+
+    def _end_silent_calls(self, event: HookEvent) -> None:
+        """Ends the calls of the same agent whose command does not run any more."""
+        with self._open_root.ledger.store.read() as tx:
+            rows = [row for row in _open_calls(tx, event.session) if row.root == self._open_root.root.id]
+        for row in rows:
+            tool = observe.tool_of(row)
+            is_own = tool.about.get("worker") == event.worker and tool.pid is not None
+            if is_own and not observe.left_by(self._open_root, row):
+                self._notes.setdefault(CallId(row.id), []).append(END_MISSED)
+                self._finish(CallId(row.id), reason=None)
 
     def _has_ended(self, event: HookEvent) -> bool:
         """Whether a hook has already reported the end of this call. An agent may reuse an id in another turn."""
@@ -418,6 +434,7 @@ class Recorder:
             turns = [row.id for row in tx.select(TURNS, {"session": event.session}) if row.opened and not row.ended_at]
         for row in rows:
             if workers or not observe.tool_of(row).about.get("worker"):
+                self._notes.setdefault(CallId(row.id), []).append(END_MISSED)
                 self._finish(CallId(row.id), reason=reason)
         for turn in turns:
             observe.end_turn(self._open_root, SessionId(event.session), TurnId(turn))
