@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from mulligan.hosts.settings import CLIENT
+from mulligan.hosts.typed import NO_ANSWER
 from mulligan.testing.agents import MockModel, Step, scripted_model
 from tests.agents.hooks.hooked_workspace import HookedWorkspace
 from tests.hosts.terminal import Terminal, terminal
@@ -38,6 +40,8 @@ class Host:
     undo: str
     other: str
     delete: str = DELETE
+    background: Mapping[str, object] | None = None
+    """What tells the host's tool to run a command in the background, if the shell's `&` does not."""
     folder: str = ""
     """The host's folder in the home directory, if it is not a dot and the host's name."""
 
@@ -155,6 +159,7 @@ HOSTS = (
         argument="command",
         undo="/undo",
         other="/mulligan ",
+        background={"is_background": True},
     ),
     Host(
         name="opencode",
@@ -206,6 +211,32 @@ def test_undo_is_typed_and_the_model_learns_of_it(workspace: HookedWorkspace, ho
     assert ours == []
 
 
+@pytest.mark.req("D14.hooks.typed_fallback")
+@pytest.mark.parametrize(
+    "name", ["claude", pytest.param("codex", marks=pytest.mark.slow), pytest.param("gemini", marks=pytest.mark.slow)]
+)
+def test_a_hook_that_fails_lets_the_model_tell_the_person(workspace: HookedWorkspace, name: str) -> None:
+    """The host sends the line to its model, which must do nothing but say so."""
+    (host,) = [one for one in HOSTS if one.name == name]
+    with scripted_model([]) as model:
+        host.prepare(workspace, model)
+        done = workspace.mulligan("install", name, "--yes", "--store", str(workspace.store))
+        assert done.returncode == 0, done.stdout + done.stderr
+        broken = 0
+        for path in (workspace.home / f".{name}").rglob("*.json"):
+            text = path.read_text()
+            path.write_text(text.replace(CLIENT, "/no/such/client.py"))
+            broken += text.count(CLIENT)
+        assert broken
+        env = {**environment(workspace, model), "ANTHROPIC_API_KEY": KEY}
+        with terminal(host.command, cwd=workspace.root, env=env) as screen:
+            host.start(screen)
+            line = "$undo" if name == "codex" else "/undo"
+            screen.type(line)
+            screen.wait_until(lambda: any(NO_ANSWER in text for text in model.requests), "the fallback")
+    assert tree(workspace.root)["gone.txt"] == b"stay\n"
+
+
 def use(screen: Terminal, model: MockModel, host: Host, workspace: HookedWorkspace, before: dict[str, bytes]) -> None:
     root, redo = workspace.root, host.undo.replace("undo", "redo")
     work(screen, model, [host.step("echo new > made.txt")], "first")
@@ -246,7 +277,8 @@ def undo_what_a_process_left_running_wrote(
     try:
         server = workspace.home / "server.sh"
         server.write_text(f"read go < {gate}\necho late > late.txt\nread go < {gate}\n")
-        work(screen, model, [host.step(f"setsid sh {server} > /dev/null 2>&1 < /dev/null &")], "serve")
+        tool, arguments = host.step(f"sh {server}" if host.background else f"setsid sh {server} > /dev/null 2>&1 &")
+        work(screen, model, [(tool, {**arguments, **(host.background or {})})], "serve")
         os.write(told, b"go\n")
         screen.wait_until(lambda: late.is_file() and late.read_text() == "late\n", "late.txt")
         answered(screen, model, host.undo, "removed late.txt")
@@ -254,6 +286,14 @@ def undo_what_a_process_left_running_wrote(
         os.write(told, b"go\n")
     finally:
         os.close(told)
+    # In another terminal, while the host waits for its person.
+    done = workspace.mulligan("redo")
+    assert (done.returncode, late.exists()) == (0, True), done.stderr
+    for prompt, least in (("go home", 1), ("go away", 0)):
+        asked = len(model.requests)
+        work(screen, model, [], prompt)
+        counts = [text.count("changed through that: late.txt") for text in model.requests[asked:]]
+        assert least <= max(counts) <= 1
 
 
 NEWS = "read them again before you change them"
