@@ -95,10 +95,17 @@ def with_descendants(known: Collection[Process], agent: int | None) -> list[Proc
     """Those of the processes that still run, and what they and the ended ones have started."""
     every = _every_process()
     own = every.get(agent) if agent is not None else None
-    sessions = {one.session for one in known} - ({own.session} if own is not None else set())
-    groups = {one.group for one in known} - ({own.group} if own is not None else set())
-    pids = {one.pid for one in known if one.is_alive}
     oldest = min((int(one.born) for one in known), default=0)
+
+    def is_fresh(leader: int) -> bool:
+        """Whether a session or group is the command's: other programs may be in that of an agent, or in an older one."""
+        if leader in every:
+            return int(every[leader].born) >= oldest
+        return own is not None and leader not in (own.session, own.group)
+
+    sessions = {one.session for one in known if is_fresh(one.session)}
+    groups = {one.group for one in known if is_fresh(one.group)}
+    pids = {one.pid for one in known if one.is_alive}
     found = {pid: every[pid] for pid in pids if pid in every}
     for one in sorted(every.values(), key=lambda each: int(each.born)):
         related = one.parent in found or one.session in sessions or one.group in groups
