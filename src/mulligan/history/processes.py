@@ -98,7 +98,7 @@ def with_descendants(known: Collection[Process], agent: int | None) -> list[Proc
     oldest = min((int(one.born) for one in known), default=0)
 
     def is_fresh(leader: int) -> bool:
-        """Whether a session or group is the command's: other programs may be in that of an agent, or in an older one."""
+        """Whether a session or group is the command's own. Other programs may be in the agent's, or in an older one."""
         if leader in every:
             return int(every[leader].born) >= oldest
         return own is not None and leader not in (own.session, own.group)
