@@ -192,7 +192,7 @@ def record_changes(
         with open_root.ledger.store.read() as tx:
             put_back = _put_back(tx, open_root, changes, by_host=by_host)
         if put_back is not None or (left is not None and left.is_any):
-            _record_outside(open_root, baseline, left, changes, put_back)
+            _record_outside(open_root, baseline, changes, left=left, put_back=put_back)
             return git_notes
     with open_root.ledger.store.write() as tx:
         windows = _open_windows(tx, open_root) if call is None else []
@@ -256,8 +256,9 @@ def _record_change(tx: Tx, open_root: OpenRoot, account: CallId | None, change: 
 def _record_outside(
     open_root: OpenRoot,
     baseline: Baseline,
-    left: LeftRunning | None,
     changes: Sequence[BaselineChange],
+    *,
+    left: LeftRunning | None,
     put_back: _PutBack | None,
 ) -> None:
     """Record changes outside of every capture window: what was put back, and the rest for the newest call whose process
@@ -272,7 +273,7 @@ def _record_outside(
         if put_back is not None:
             open_root.ledger.external(tx, open_root.root, put_back.changes, cause=put_back.cause)
         if left is not None and is_late:
-            _record_late(tx, open_root, left, rest, stable)
+            _record_late(tx, open_root, left, rest, stable=stable)
         else:
             for change in rest:
                 _record_change(tx, open_root, None, change)
@@ -287,6 +288,7 @@ def _record_late(
     open_root: OpenRoot,
     left: LeftRunning,
     changes: Sequence[BaselineChange],
+    *,
     stable: Mapping[RepoPath, Entry],
 ) -> None:
     (main, *others), found, ledger = left.rows(tx), list[Change](), open_root.ledger

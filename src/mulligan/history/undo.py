@@ -589,7 +589,7 @@ def _plan(
         if notes:
             unstored = _never_captured(open_root, target, notes, changed)
             if how.on_conflict != "overwrite":
-                unclear = sorted(_ambiguous(tx, open_root, target, notes, changed), key=path_bytes)
+                unclear = sorted(_ambiguous(tx, open_root, target, notes, changed=changed), key=path_bytes)
         plan = planner.plan(layers, not_captured=unstored, ambiguous=unclear, in_use=in_use)
     if not notes and not kept:
         # A shortcut: nearly every undo of a file tool concerns no repository and has no gaps.
@@ -637,7 +637,7 @@ class _Note:
 
 
 def _ambiguous(
-    tx: Tx, open_root: OpenRoot, target: _Target, notes: Sequence[_Note], changed: Set[RepoPath]
+    tx: Tx, open_root: OpenRoot, target: _Target, notes: Sequence[_Note], *, changed: Set[RepoPath]
 ) -> set[RepoPath]:
     """Paths that another call, or another process, may have changed in the same window."""
     unclear = [note for note in notes if note.gap["reason"] == "ambiguous"]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from mulligan.values.clock import since_boot_s
 from tests.agents.hooks.test_recorder import Agent, agent, cat, coverage_of, tree  # noqa: F401
 
 WAIT_S = 120.0
@@ -214,7 +215,8 @@ def test_a_persons_program_in_another_session_is_not_the_commands(agent: Agent, 
     with subprocess.Popen(["setsid", "sh", "-c", inner]):
         told: dict[str, Any] = {"label": "c1", "tool": "Bash", "input": {"command": "x"}, "pid": os.getpid()}
         # The kernel says only by ticks of its clock when a process began.
-        time.sleep(0.05)
+        next_ticks_s = since_boot_s() + 0.05
+        wait_until(lambda: since_boot_s() > next_ticks_s)
         agent.say("pre", **told)
         gate.write_text("go\n")
         wait_until(started.exists)
