@@ -76,7 +76,8 @@ _CALL_ID = r"[0-9a-f]{4,}"
 SPELLINGS: Mapping[str, Spelling] = MappingProxyType(
     {
         "claude": Spelling(
-            lead=r"/mulligan(?:[:\s]|\Z)",
+            # Commands of a plugin have its name before theirs.
+            lead=r"/mulligan(?::mulligan)?(?:[:\s]|\Z)",
             bare=r"/(?P<verb>undo|redo)(?P<rest>\s.*)?",
             short={"undo": "/undo", "redo": "/redo"},
             long="/mulligan ",

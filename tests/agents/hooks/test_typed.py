@@ -61,6 +61,7 @@ class TestSpelling:
             ("claude", "/mulligan", ["status"]),
             ("claude", "/mulligan restore 'a b.txt'", ["restore", "a b.txt"]),
             ("claude", "/mulligan:undo x", ["undo", "x"]),
+            ("claude", "/mulligan:mulligan rollback", ["rollback"]),
             ("claude", "/mulligan it's", ["it's"]),
             ("claude", "undo", None),
             ("claude", "/undone", None),
