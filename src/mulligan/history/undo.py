@@ -251,7 +251,7 @@ def undo(
         # A call that is undone already may still have commits, which the first undo left; `git="restore"` undoes those.
         if how.git != "restore" or row.undone_by is None:
             _check_can_be_undone(row, family, shared=_written_with_others(tx, open_root, family))
-        kept = {row.id, main_of(row)}
+        kept = {row.id} if row.cause is None else {row.id, main_of(row)}
         rows = tuple([one for one in family if one.undone_by is None and (one.wseq is not None or one.id in kept)])
         undone = undone_parts_of(tx, rows)
         is_undone = row.undone_by is not None
@@ -326,7 +326,8 @@ def _check_can_be_undone(row: CallRow, family: Sequence[CallRow] = (), *, shared
         raise fault("call_open", f"Call {row.id} is still running.")
     if row.undone_by is not None:
         raise fault("nothing_to_undo", f"Call {row.id} is undone already; `mulligan redo` reverses that.")
-    has_changes = row.way_back is not None or bool(shared) or any(one.wseq is not None for one in (row, *family))
+    has_changes = row.wseq is not None or row.way_back is not None or bool(shared)
+    has_changes = has_changes or any(one.wseq is not None for one in family)
     if row.status != "committed" or not has_changes:
         raise fault("nothing_to_undo", f"Call {row.id} has no changes to undo.")
 
