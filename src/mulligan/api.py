@@ -531,7 +531,8 @@ def recover_from(open_root: OpenRoot) -> tuple[list[Recovered], list[CutReport]]
     """Abort the open calls of dead processes, in this root and in the roots that its calls reach."""
     recovered: list[Recovered] = []
     power_cut = _recover_originals(open_root)
-    if open_root.ledger.any_open():
+    # The process may have died between the commit of a call and the removal of its spool.
+    if open_root.ledger.any_open() or open_root.ledger.any_spool():
         from mulligan.history.observe import finish_abandoned
         from mulligan.history.recovery import recover
 

@@ -11,9 +11,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import mulligan
 from mulligan.history.command_changes import SPOOLED_AFTER
 from mulligan.history.forget import forget_call
 from mulligan.history.log import calls_of
@@ -33,6 +35,7 @@ from mulligan.values.errors import MulliganError
 from tests.exec.commands import plant, sh, told
 from tests.exec.test_killed_mulligan import wait_for_death, worker
 from tests.exec.trees import tree
+from tests.history.killed_process import in_child
 from tests.temp_workspace import TempWorkspace, open_temp_workspace
 
 MANY = {f"d{number % 7}/e/f{number}": f"text {number}\n" * (1 + number) for number in range(4 * SPOOLED_AFTER)}
@@ -179,6 +182,37 @@ class TestKilled:
         assert now(again) == before
         assert spooled_calls(str(tmp_path / "home")) == []
         again.close()
+
+    @pytest.mark.req("D18.forget")
+    def test_the_next_process_removes_the_spool_of_a_call_that_was_committed(self, tmp_path: Path) -> None:
+        workspace = open_temp_workspace(tmp_path)
+        planted(workspace)
+        workspace.close()
+        killed_after_its_commit(tmp_path)
+        assert len(spooled_calls(str(tmp_path / "home"))) == 1
+        with mulligan.open(workspace.root, store=str(tmp_path / "home")) as m:
+            assert spooled_calls(str(tmp_path / "home")) == []
+            assert m.session("default").undo().ok
+
+
+def killed_after_its_commit(base: Path) -> None:
+    """A process that dies between the commit of a call and the removal of its spool."""
+
+    def run() -> int:
+        workspace = open_temp_workspace(base)
+        remove = os.unlink
+
+        def killed(path: Any, *rest: Any, **more: Any) -> None:
+            if os.fsdecode(path).startswith(os.path.join(str(base), "home", "spools")):
+                os.kill(os.getpid(), signal.SIGKILL)
+            remove(path, *rest, **more)
+
+        os.unlink = killed
+        with workspace.session().call() as call:
+            call.exec(["sh", "-c", "rm -r d0 d1 d2 d3"])
+        return 0
+
+    assert in_child(run) == -signal.SIGKILL
 
 
 class TestSpool:

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,6 +117,31 @@ def written_by_a_tool(workspace: TempWorkspace) -> str:
     return ""
 
 
+def saved_beside_a_command(workspace: TempWorkspace) -> str:
+    """A person saves a file that the command has removed, while the store is full. Whether the save can be read."""
+    base = workspace.root.parent
+    (workspace.root / "d").mkdir()
+    for number in range(400):
+        (workspace.root / "d" / str(number)).write_bytes(os.urandom(30_000))
+    for name in ("reached", "go"):
+        os.mkfifo(base / name)
+
+    def save() -> None:
+        (base / "reached").read_text()
+        (workspace.root / "d").mkdir(exist_ok=True)
+        (workspace.root / "d" / "0").write_text("a person's\n")
+        (base / "go").write_text("\n")
+
+    person = threading.Thread(target=save)
+    person.start()
+    script = f"rm d/1*; rm d/0; rm -r d; echo > {base}/reached; read line < {base}/go"
+    mulligan = [sys.executable, "-m", "mulligan", "exec", "--", "sh", "-c", script]
+    environment = {**os.environ, "MULLIGAN_HOME": str(workspace.home)}
+    subprocess.run(mulligan, cwd=workspace.root, env=environment, capture_output=True, check=False)
+    person.join()
+    return str((workspace.root / "d" / "0").read_bytes() == b"a person's\n")
+
+
 def removed_by_a_command(workspace: TempWorkspace) -> str:
     """Many small files, whose preimages go into a spool first. Whether all are there again, and as they were."""
     files = {f"d/{number}": os.urandom(30_000) for number in range(400)}
@@ -135,7 +161,14 @@ def removed_by_a_command(workspace: TempWorkspace) -> str:
 SCENES = {
     one.__name__: one
     for one in (
-        *(made_by_a_command, removed_by_a_command, saved_by_somebody, left_by_a_program, died_with_its_command),
+        *(
+            made_by_a_command,
+            removed_by_a_command,
+            saved_beside_a_command,
+            saved_by_somebody,
+            left_by_a_program,
+            died_with_its_command,
+        ),
         *(run_by_a_person, written_by_a_tool),
     )
 } | {f"exec_{strategy}": exec_with(strategy) for strategy in ("notify", "watch", "scan", "overlay")}
@@ -157,6 +190,9 @@ def main(base: Path, scene: str) -> None:
     broken = [one.message for one in verify(workspace.open_root.ledger.store, SCHEMA) if one.severity == "broken"]
     after = seen(workspace)
     said = {"told": told, "full": before, "room": after, "broken": broken, "store_full": full_in_coverage(workspace)}
+    if scene == "saved_beside_a_command":
+        with workspace.open_root.ledger.store.read() as tx:
+            said["coverage"] = [note for row in tx.select(CALLS) for note in decode(row.coverage)]
     print(json.dumps(said))
     workspace.close()
 

@@ -138,6 +138,13 @@ class TestWithAFullStore:
         ended = {"files": {"d": ANY}, "calls": ["aborted"], "stuck": []}
         assert seen == {"told": "no_space True", "full": ended, "room": ended, "broken": [], "store_full": [True]}
 
+    def test_what_a_person_saved_beside_a_command_is_not_lost(self, tmp_path: Path) -> None:
+        seen = self.play(tmp_path, "saved_beside_a_command")
+        assert (seen["told"], seen["full"]["calls"], seen["room"]["calls"]) == ("True", ["open"], ["aborted"])
+        assert seen["broken"] == []
+        (found,) = (one for one in seen["coverage"] if one["path"] == "d/0")
+        assert found["reason"] == "rescued"
+
     def test_what_another_writer_saved_stays_and_the_call_ends(self, tmp_path: Path) -> None:
         seen = self.play(tmp_path, "saved_by_somebody")
         ended = {"files": {"large.bin": 8 * MIB_BYTES}, "calls": ["aborted"], "stuck": []}

@@ -181,23 +181,28 @@ def _may_have_changed(call: Call, root: bytes) -> list[RepoPath]:
 
 
 def _absorb_all(call: Call, root: bytes, capture: Notify, *, keep: bool) -> None:
-    _absorb(call, root, capture.caught, keep=keep)
-    # Another process may have written to these files after the command and before Mulligan read them.
-    late = capture.late()
-    _absorb(call, root, CaughtPaths(late, shared=late), keep=True)
+    try:
+        _absorb(call, root, capture.caught, keep=keep)
+    finally:
+        # Another process may have written to these files after the command and before Mulligan read them.
+        late = capture.late()
+        _absorb(call, root, CaughtPaths(late, shared=late), keep=True)
 
 
 def _absorb(call: Call, root: bytes, caught: CaughtPaths, *, keep: bool) -> None:
     paths = paths_below(root, caught.touched)
     touched = frozenset(paths)
     ours = [path for path in paths if not _is_new_object(call, path, touched)]
-    _absorb_opening(call, ours, keep=keep or bool(caught.shared))
-    # Another process wrote to these paths too. Mulligan cannot say whose the bytes are, so an abort leaves them.
+    # Another process wrote to these paths too. Mulligan cannot say whose the bytes are, so an abort leaves them, also
+    # an abort because the store is full.
     shared = paths_below(root, caught.shared)
+    try:
+        _absorb_opening(call, ours, keep=keep or bool(shared))
+    finally:
+        call.commands.leave_in_place(shared)
     if not shared:
         return
     changed = {change.path for change in call.changes()}
-    call.commands.leave_in_place(shared)
     call.coverage += [{"path": to_wire(path), "reason": "ambiguous"} for path in shared if path in changed]
 
 

@@ -42,6 +42,7 @@ from mulligan.history.tables import (
     TouchRow,
     before_of,
     spool_path,
+    spooled_calls,
     standing_in,
     workspace_journal,
 )
@@ -527,6 +528,9 @@ class Ledger:
     def acts_here(self, calls: Iterable[CallId]) -> bool:
         """Whether this very thread has one of these calls open, so that waiting for it would never end."""
         return any(self.acting.get(call) == threading.get_ident() for call in calls)
+
+    def any_spool(self) -> bool:
+        return self.store.directory is not None and bool(spooled_calls(self.store.directory))
 
     def any_open(self) -> bool:
         with self.store.read() as tx:

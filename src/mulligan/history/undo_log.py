@@ -473,6 +473,9 @@ class CallState:
                 if error.code != "no_space":
                     raise
                 no_space = error
+            if no_space is not None and not self.shared.isdisjoint(undoing.before):
+                # They stay as they are, and only the spool has their earlier bytes.
+                raise no_space
             spooled = None if no_space is None or self.spool is None else self.spool.contents()
             self._record_shared(reversed(undoing.before))
             earlier = {path: was for path, was in undoing.before.items() if path not in self.shared}
