@@ -192,7 +192,8 @@ class Call:
             endings: list[tuple[Call, Ending]] = []
             for call in (*self.parts.values(), self):
                 if call is self or call.state.has_begun:
-                    call.state.store_spooled()
+                    if call.state.spool is not None:
+                        call.state.store_spooled()
                     endings.append((call, call._ending(reason)))
             try:
                 with self.ledger.store.write() as tx:

@@ -199,7 +199,8 @@ def _absorb(call: Call, root: bytes, caught: CaughtPaths, *, keep: bool) -> None
     try:
         _absorb_opening(call, ours, keep=keep or bool(shared))
     finally:
-        call.commands.leave_in_place(shared)
+        if shared:
+            call.commands.leave_in_place(shared)
     if not shared:
         return
     changed = {change.path for change in call.changes()}

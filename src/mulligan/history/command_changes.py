@@ -109,10 +109,11 @@ class CommandChanges:
         with self._state.lock:
             self._state.check_open()
             is_one_of_many = len(paths) == 1 and len(self._state.touched) >= SPOOLED_AFTER
-            # Without room for the spool, the transaction below says what is missing.
-            with suppress(OSError):
-                if is_one_of_many and self._append_to_spool(paths[0], going=going):
-                    return
+            if is_one_of_many:
+                # Without room for the spool, the transaction below says what is missing.
+                with suppress(OSError):
+                    if self._append_to_spool(paths[0], going=going):
+                        return
             images = self._state.images(path for path in paths if path not in self._state.touched)
             self._state.note_gaps(images)
             # Note the times now, while the command has not changed anything in these folders yet.
