@@ -377,9 +377,10 @@ def _stat_lines(files: Sequence[dict[str, Any]]) -> list[str]:
     columns = columns_shown() or _STAT_COLUMNS
     names = [visible(one["path"]) for one in files]
     most = min(max(map(width_of, names), default=0), columns - _STAT_BAR - 20)
+    digits = len(str(max((one["added"] + one["removed"] for one in files), default=0)))
+    cells = [(padded(shortened(name, most), most), one) for name, one in zip(names, files, strict=True)]
     lines = [
-        f"{padded(shortened(name, most), most)} | {one['added'] + one['removed']:>6} {_stat_bar(one, files)}".rstrip()
-        for name, one in zip(names, files, strict=True)
+        f"{name} | {one['added'] + one['removed']:>{digits}} {_stat_bar(one, files)}".rstrip() for name, one in cells
     ]
     added, removed = (sum(one[key] for one in files) for key in ("added", "removed"))
     return [*lines, f"{counted(len(files), 'file')} changed, +{added} -{removed}"]
