@@ -98,7 +98,7 @@ class TestUrls:
         [
             *("", " ", "a\0b", "mysql://host/db", "foo://x", "http://h/p"),
             *("sqlite:", "sqlite:relative", "sqlite://host/dir", "sqlite:///", "memory:x"),
-            *("postgresql://host/db", "postgres://host/db"),
+            *("postgresql://host:port/db", "postgres://user:a@b@host/db"),
         ],
     )
     def test_that_name_nothing_are_refused(self, url: str) -> None:

@@ -13,9 +13,12 @@ if TYPE_CHECKING:
 
 
 def open_asked(asked: McpOptions) -> Mulligan:
+    from mulligan.api import hide_secrets, refuse_secret
     from mulligan.cli.open_root import open_for_changes
     from mulligan.cli.options import Common
 
+    hide_secrets()
+    refuse_secret(asked.store)
     return open_for_changes(Common(asked.root, asked.session, asked.store, as_json=False))
 
 
@@ -43,7 +46,9 @@ def main() -> None:
         from mulligan.servers.mcp.stdio import parse_plain, serve_plain
 
         asked = parse_plain(sys.argv[2:])
-        if asked is not None and os.path.isdir(asked.root or "."):
+        # The command line refuses a password in the URL of a server, and says so in one line.
+        is_plain = asked is not None and not (asked.store or "").startswith("postgres")
+        if asked is not None and is_plain and os.path.isdir(asked.root or "."):
             serve_plain(asked, open_asked)
             return
     from mulligan.command_client import run_in_background

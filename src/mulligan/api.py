@@ -10,9 +10,9 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.clock import Clock, SystemClock
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     _Opener = Callable[..., Store]
     """Opens a store, like `_open_sqlite`."""
 
-_STORES = "a directory, sqlite:///absolute/directory, or memory:"
+_STORES = "a directory, sqlite:///absolute/directory, postgresql://user@host/database, or memory:"
+_NO_BLOBS = "This version has no object stores for blobs: large bodies are in the store itself. Leave {} out."
 
 
 def state_directory(environ: Mapping[str, str]) -> str:
@@ -72,12 +73,16 @@ def store_directory(url: str | os.PathLike[str] | None, environ: Mapping[str, st
 def _engine_of(url: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> tuple[_Opener, str | None]:
     """The engine of a store URL, and the directory of the store if the engine has one."""
     if url is None:
+        url = environ.get("MULLIGAN_STORE") or None
+    if url is None:
         return _open_sqlite, state_directory(environ)
     if isinstance(url, os.PathLike):
         return _open_sqlite, os.path.abspath(os.fspath(url))
     if not isinstance(url, str):
         raise fault("invalid_store_url", f"{url!r} is not a store. Give {_STORES}.")
     scheme, colon, rest = url.partition(":")
+    if colon and scheme in ("postgresql", "postgres"):
+        return _postgres(url, environ)
     if colon and scheme in _ENGINES:
         return _ENGINES[scheme](rest)
     if not url.strip() or "\0" in url or (colon and rest.startswith("//")):
@@ -97,16 +102,44 @@ def _memory(rest: str) -> tuple[_Opener, None]:
     return _open_memory, None
 
 
-def _postgres(_: str) -> NoReturn:
-    words = f"PostgreSQL stores are not part of this version yet. Give {_STORES}."
-    raise fault("invalid_store_url", words, missing_extra="postgres")
+def _postgres(url: str, environ: Mapping[str, str]) -> tuple[_Opener, str]:
+    try:
+        from mulligan.store.postgres_server import parse_postgres_url
+    except ImportError as error:
+        words = "PostgreSQL needs the extra mulligan[postgres]; run: pip install 'mulligan[postgres]'"
+        raise fault("invalid_store_url", f"{words}.", missing_extra="postgres") from error
+    parse_postgres_url(url)
+    if environ.get("MULLIGAN_BLOBS"):
+        raise fault("invalid_store_url", _NO_BLOBS.format("MULLIGAN_BLOBS"))
+    # This host's part of the store is below the state directory.
+    return partial(_open_postgres, url), state_directory(environ)
+
+
+def refuse_secret(url: str | None) -> str | None:
+    """The store that a command line names. Raises `invalid_store_url` if it holds a password: `ps` shows it to all."""
+    if url is not None and url.startswith(("postgres:", "postgresql:")):
+        signed, at, _ = url.partition("://")[2].rpartition("@")
+        if (at and signed.partition(":")[2]) or "password=" in url:
+            words = (
+                "A password on the command line is seen by every user of this machine. Put the URL into "
+                "MULLIGAN_STORE and MULLIGAN_BLOBS, a password into PGPASSFILE, keys into the AWS credential files."
+            )
+            raise fault("invalid_store_url", words)
+    return url
+
+
+def hide_secrets() -> None:
+    """Take the password of the store out of this process's environment, which its children get."""
+    if os.environ.get("MULLIGAN_STORE", "").startswith(("postgres:", "postgresql:")):
+        _postgres(os.environ["MULLIGAN_STORE"], os.environ)
+        from mulligan.store.postgres_server import hide_password
+
+        hide_password(os.environ)
 
 
 _ENGINES: Mapping[str, Callable[[str], tuple[_Opener, str | None]]] = {
     "sqlite": _sqlite,
     "memory": _memory,
-    "postgresql": _postgres,
-    "postgres": _postgres,
 }
 """For each scheme of a store URL, a function that reads the rest of the URL. A new store engine adds a row."""
 
@@ -131,7 +164,7 @@ def open_store(
     try:
         return open_engine(directory or "", schema, durability=durability, clock=clock, create=create)
     except MulliganError as error:
-        if directory is None or directory in error.message:
+        if open_engine is not _open_sqlite or directory is None or directory in error.message:
             raise
         raise fault(error.code, f"{error.message} The store is in {directory}.", **error.details) from error
     except OSError as error:
@@ -142,6 +175,19 @@ def _open_memory(_: str, schema: Schema, *, durability: Durability, clock: Clock
     from mulligan.store.memory import MemoryStore
 
     return MemoryStore(schema, durability=durability)
+
+
+def _open_postgres(
+    url: str, directory: str, schema: Schema, *, durability: Durability, clock: Clock, create: bool
+) -> Store:
+    from mulligan.store.maintenance import BackgroundSync
+    from mulligan.store.postgres import PostgresStore
+
+    store = PostgresStore(url, schema, local=directory, durability=durability, clock=clock, create=create)
+    if durability == "process":
+        # The originals of replaced files are this host's; the server has synced the rest.
+        BackgroundSync(store, clock)
+    return store
 
 
 def _open_sqlite(directory: str, schema: Schema, *, durability: Durability, clock: Clock, create: bool) -> Store:
@@ -221,7 +267,7 @@ def innermost() -> Mulligan:
 def _current_folder() -> Mulligan:
     """The current folder as a workspace, opened once per folder and store. It is not listed as an open workspace."""
     try:
-        place = os.getcwd(), os.stat(".").st_ino, state_directory(os.environ)
+        place = os.getcwd(), os.stat(".").st_ino, os.environ.get("MULLIGAN_STORE") or state_directory(os.environ)
     except OSError:
         return open(".")
     with _folders_lock:
@@ -324,10 +370,11 @@ def open(
 ) -> Mulligan:
     """Open a folder as a workspace, with its history in a store outside it.
 
-    `store` is a directory, `sqlite:///absolute/directory` or `memory:`; by default $MULLIGAN_HOME, else your state
-    directory. With `durability="power"` every call waits for the disk. With `process` a call survives the end of the
-    process, and a power cut may cost the last moments. `capability` limits what sessions may do; `policy` has rules
-    that narrow it, and the last matching rule applies. `clock` and `ids` are for tests.
+    `store` is a directory, `sqlite:///absolute/directory`, `postgresql://user@host/database` or `memory:`; by default
+    $MULLIGAN_STORE, else $MULLIGAN_HOME, else your state directory. With `durability="power"` every call waits for the
+    disk. With `process` a call survives the end of the process, and a power cut may cost the last moments. `capability`
+    limits what sessions may do; `policy` has rules that narrow it, and the last matching rule applies. `clock` and
+    `ids` are for tests.
 
     Recovery runs first: it aborts the open calls of dead processes. Raises `unknown_root`, `invalid_store_url`,
     `store_inside_workspace`, `invalid_params`, and `invalid_encoding` if Python does not read names of files as UTF-8.
@@ -338,7 +385,7 @@ def open(
     from mulligan.boundary.verdict import Boundary
 
     if blobs is not None:
-        raise fault("invalid_store_url", "This version has no object stores for blobs; leave `blobs` out.")
+        raise fault("invalid_store_url", _NO_BLOBS.format("`blobs`"))
     if durability not in ("process", "power"):
         raise fault("invalid_params", f"durability must be process or power, not {durability!r}.", field="durability")
     _check_has("clock", clock, "now")
@@ -422,7 +469,9 @@ def has_store(store: str | None) -> bool:
     from mulligan.store.sqlite import DATABASE
     from mulligan.store.sqlite_file import is_there, refuse_untrusted
 
-    directory = store_directory(store, os.environ)
+    open_engine, directory = _engine_of(store, os.environ)
+    if open_engine not in (_open_sqlite, _open_memory):
+        return _has_postgres(store or os.environ["MULLIGAN_STORE"])
     try:
         if directory is not None and os.path.exists(directory) and not os.path.isdir(directory):
             return True
@@ -431,6 +480,18 @@ def has_store(store: str | None) -> bool:
         return directory is not None and any(is_there(os.path.join(directory, DATABASE + end)) for end in ("", "-wal"))
     except OSError:
         return True
+
+
+def _has_postgres(url: str) -> bool:
+    """Whether the schema has tables. True also if the server does not say: then opening it raises the exact error."""
+    from mulligan.store.postgres_server import connect, parse_postgres_url, read_about
+
+    place = parse_postgres_url(url)
+    with suppress(MulliganError):
+        link = connect(place)
+        with link.raw:
+            return read_about(link, place.schema) is not None
+    return True
 
 
 def _root_without_directory(root: str, store: str | None) -> OpenRoot | None:

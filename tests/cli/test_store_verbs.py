@@ -150,7 +150,7 @@ class TestVerify:
         done = run("log", "--root", str(tmp_path), home=tmp_path / "file")
         assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
 
-    @pytest.mark.parametrize("url", ["foo://x", "postgresql://host/db", "/dev/null/below", "missing"])
+    @pytest.mark.parametrize("url", ["foo://x", "postgresql://host:port/db", "/dev/null/below", "missing"])
     def test_exits_with_2_and_one_line_when_there_is_no_store(self, tmp_path: Path, url: str) -> None:
         place = str(tmp_path / url) if url == "missing" else url
         done = run("verify", "--store", place)

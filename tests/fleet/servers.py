@@ -239,3 +239,34 @@ def _seaweed_port() -> int:
         first = 20_000 + (free_port() % 20_000)
         if not any(_is_listening(port) for one in range(first, first + 4) for port in (one, one + 10_000)):
             return first
+
+
+@contextmanager
+def pooler(server: Postgres) -> Iterator[int]:
+    """PgBouncer in transaction mode in front of a server; its port."""
+    program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+    assert program is not None, "Debian's package pgbouncer is missing"
+    port = free_port()
+    with TemporaryDirectory(prefix="mulligan-pgbouncer-") as name:
+        folder = Path(name)
+        (folder / "users").write_text(f'"mulligan" "{PASSWORD}"\n')
+        (folder / "ini").write_text(
+            f"[databases]\n* = host=127.0.0.1 port={server.port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+            f"listen_port = {port}\nunix_socket_dir =\nauth_type = scram-sha-256\nauth_file = {folder}/users\n"
+            "pool_mode = transaction\ndefault_pool_size = 30\nmax_client_conn = 100\n"
+        )
+        for path in (folder, folder / "users", folder / "ini"):
+            _give(path)
+        command = [*_server_user(), program, str(folder / "ini")]
+        with (folder / "log").open("ab") as log:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/")
+        try:
+            wait_for(lambda: _is_listening(port), "PgBouncer to start")
+            yield port
+        finally:
+            process.kill()
+            process.wait(_LIMIT_S)
+
+
+def has_pooler() -> bool:
+    return shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin") is not None

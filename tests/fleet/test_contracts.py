@@ -11,6 +11,7 @@ from mulligan.store.journal import Schema
 from mulligan.store.postgres import PostgresStore
 from mulligan.values.digest import digest_of
 from tests.contracts.store_contract import StoreContract
+from tests.contracts.store_under_test import StoreContractBase
 from tests.fleet.servers import Postgres
 
 pytestmark = pytest.mark.fleet
@@ -21,8 +22,9 @@ def schema_of(directory: str) -> str:
     return "t" + digest_of(directory.encode())[7:27]
 
 
-@pytest.mark.req("D15.one_protocol_one_suite", "D19.contract_suites")
-class TestPostgresStore(StoreContract):
+class SchemaForEachDirectory(StoreContractBase):
+    """Removes the schema of a directory with the directory."""
+
     @pytest.fixture(autouse=True)
     def _server(self, postgres: Postgres) -> None:
         self.server = postgres
@@ -33,5 +35,8 @@ class TestPostgresStore(StoreContract):
             yield directory
             self.server.run(f'DROP SCHEMA IF EXISTS "{schema_of(directory)}" CASCADE')
 
+
+@pytest.mark.req("D15.one_protocol_one_suite", "D19.contract_suites")
+class TestPostgresStore(SchemaForEachDirectory, StoreContract):
     def open_store(self, directory: str, schema: Schema) -> PostgresStore:
         return PostgresStore(self.server.url(schema=schema_of(directory)), schema, local=directory)

@@ -252,6 +252,9 @@ def run_verb(common: Common, command: tuple[str, ...], strategy: str | None, tur
         return _failed(common, error.code, error.message)
 
 
+_STORE_VARIABLES = (b"MULLIGAN_STORE", b"MULLIGAN_BLOBS")
+
+
 def _run(common: Common, opened: Mulligan, command: tuple[str, ...], *, strategy: str | None, turn: str | None) -> int:
     from mulligan.effects.exec import call_environment
     from mulligan.exec.command import command as make_command
@@ -269,7 +272,9 @@ def _run(common: Common, opened: Mulligan, command: tuple[str, ...], *, strategy
     )
     ours = {os.fsencode(name): os.fsencode(value) for name, value in call_environment(open_root, call).items()}
     made = make_command(command, open_root.disk.root.path, cwd=_folder_below_root(opened.root))
-    made = replace(made, env={**os.environb, **ours}, terminal=True)
+    # Another store of our own environment would win over the one that the call is in.
+    others = {name: value for name, value in os.environb.items() if name not in _STORE_VARIABLES}
+    made = replace(made, env={**others, **ours}, terminal=True)
     ended = False
     try:
         with CommandHandle() as handle, _signals_passed_on(handle):

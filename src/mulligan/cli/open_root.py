@@ -8,7 +8,7 @@ fails, its changes are rolled back, and the outer call goes on.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -218,12 +218,12 @@ class OuterCall:
     session: str | None
     turn: str
     root: str
-    directory: str
+    found_by: Mapping[str, str]
 
     @property
     def environment(self) -> dict[bytes, bytes]:
         """The environment that tells a command about the outer call."""
-        told = {"MULLIGAN_CALL": self.call, "MULLIGAN_HOME": self.directory}
+        told = {"MULLIGAN_CALL": self.call, **self.found_by}
         return {os.fsencode(name): os.fsencode(value) for name, value in told.items()}
 
     def check_names(self, *, session: str | None, turn: str | None, label: str | None) -> None:
@@ -257,11 +257,11 @@ def outer_call(common: Common) -> OuterCall | None:
             if store.is_alive(OwnerId(row.owner)) is False:
                 return None
         # The store in memory has no boundary of the session; the outer call enforces it.
-        return OuterCall(call, None if is_bounded else row.session, shown.turn, root, store.directory or "")
+        return OuterCall(call, None if is_bounded else row.session, shown.turn, root, store.environment)
 
 
 def open_in_outer_call(common: Common, outer: OuterCall, *, capability: Any = None, policy: Any = None) -> Mulligan:
     """Opens for changes inside the outer call."""
     opened = open_for_changes(replace(common, root=outer.root, store="memory:"), capability=capability, policy=policy)
-    opened.open_root.ledger.joins = outer.call, outer.directory
+    opened.open_root.ledger.joins = outer.call, outer.found_by
     return opened

@@ -37,6 +37,17 @@ def _session_id(_: click.Context, __: click.Parameter, given: str | None) -> str
     return None if given is None else parse_user_id(given, "--session")
 
 
+STORE_HELP = "a directory, sqlite:///directory, postgresql://user@host/database"
+
+
+def store_url(_: click.Context, __: click.Parameter, given: str | None) -> str | None:
+    """Checks that the store on the command line names no password, and hides the one of the environment."""
+    from mulligan.api import hide_secrets, refuse_secret
+
+    hide_secrets()
+    return refuse_secret(given)
+
+
 @fast_dataclass(slots=True, frozen=True)
 class Common:
     """The options that every verb takes. `root` is None if the user gave none; each verb has its own default."""
@@ -111,7 +122,7 @@ def options_saying(session: str, root: str = _ROOT, as_json: str = _JSON) -> Cal
     """
     options = (
         click.option("--json", "as_json", is_flag=True, help=as_json),
-        click.option("--store", metavar="URL", help="The store: a directory, sqlite:///directory, or memory:."),
+        click.option("--store", metavar="URL", callback=store_url, help=f"The store: {STORE_HELP}, or memory:."),
         click.option("--session", metavar="ID", callback=_session_id, help=session),
         click.option("--root", metavar="DIR", type=click.Path(file_okay=False), help=root),
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from mulligan.cli.options import STORE_HELP, store_url
 from mulligan.values import VERSION
 from mulligan.values.clock import monotonic_s
 from mulligan.values.errors import fault
@@ -57,7 +58,7 @@ class Wish(NamedTuple):
     type=click.Path(file_okay=False),
     help="Serve only this root; may be given again. Default: every root of the store that this host can reach.",
 )
-@click.option("--store", metavar="URL", help="The store: a directory, or sqlite:///directory.")
+@click.option("--store", metavar="URL", callback=store_url, help=f"The store: {STORE_HELP}.")
 @click.option("--session", metavar="ID", help="Not used: the page shows all sessions.")
 @click.option("--json", "as_json", is_flag=True, help="Errors as JSON.")
 @click.option(

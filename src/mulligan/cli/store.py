@@ -489,7 +489,7 @@ def _store(common: Common) -> list[Finding]:
         found.append(Finding("file system", file_system_of(directory) or "unknown"))
     if os.environ.get(TRUST_OWNER) == "1":
         found.append(Finding("owner", f"{TRUST_OWNER}=1: a state directory of another user is trusted", False))
-    if os.path.exists(os.path.join(directory, "store.db")):
+    if has_store(common.store):
         found += _check_opens(common)
     return found
 

@@ -27,7 +27,6 @@ from mulligan.values.paths import ROOT, RepoPath, path_from_bytes, to_wire
 from mulligan.values.text import in_base64
 
 CALL_VARIABLE = "MULLIGAN_CALL"
-HOME_VARIABLE = "MULLIGAN_HOME"
 _PAGE_BYTES = 1024 * 1024
 _TIMEOUT_MAX_MS = 366 * 24 * 3_600_000
 """A year: longer than any use, and short enough for every clock."""
@@ -239,8 +238,8 @@ def _command(context: EffectContext, asked: params.Exec) -> Command:
 
 def call_environment(open_root: OpenRoot, call: Call) -> dict[str, str]:
     """Environment variables that tell a Mulligan started by the command which call and which store it belongs to."""
-    around, directory = open_root.ledger.joins or (call.id, open_root.ledger.store.directory)
-    return {CALL_VARIABLE: around} | ({} if directory is None else {HOME_VARIABLE: directory})
+    around, found_by = open_root.ledger.joins or (call.id, open_root.ledger.store.environment)
+    return {CALL_VARIABLE: around, **found_by}
 
 
 def _check_words(argv: list[str], env: Mapping[str, str]) -> None:

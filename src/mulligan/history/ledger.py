@@ -252,8 +252,8 @@ class Ledger:
         self._spools: OtherSpools | None = None
         self.inside: str | None = None
         """the call of another process that runs this process as a command, if the environment names one"""
-        self.joins: tuple[str, str | None] | None = None
-        """a call of another store that our calls are parts of, and the path of that store"""
+        self.joins: tuple[str, Mapping[str, str]] | None = None
+        """a call of another store that our calls are parts of, and the variables by which a child finds that store"""
 
     def note_growth(self, session: SessionId, size_bytes: int) -> None:
         """Count the bytes that a commit added; now and then retention gets the sum."""

@@ -26,6 +26,9 @@ from mulligan.values.ids import OwnerId, SystemIds, parse_user_id
 
 _HOST_OF_MACHINE, _HOST_OF_BOOT = "host_of_machine:", "host_of_boot:"
 _PROCESS = "process:"
+SHARED = "shared"
+"""The row of META that says that other machines use this store."""
+
 _MACHINE_ID_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 
@@ -57,6 +60,8 @@ def known_host(tx: Tx, environ: Mapping[str, str]) -> str:
         if row is not None:
             return row.value
     # A container without a machine id may be the first process after a reboot. Only a copied store has two hosts.
+    if tx.get(META, SHARED) is not None:
+        return ""
     hosts = {row.value for row in tx.select(META) if row.key.startswith(_HOST_OF_MACHINE)}
     return hosts.pop() if len(hosts) == 1 and not _machine_id() else ""
 

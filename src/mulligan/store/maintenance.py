@@ -19,12 +19,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import groupby
+from typing import Protocol
 
 from mulligan.store.blobs import BESIDE, BLOBS, BODIES, IN_PARTS, LOST, PARTS, READABLE, UNSYNCED, BlobRow, Blobs
 from mulligan.store.host import boot_id
 from mulligan.store.journal import HEADS, REFS, STORE_HEAD, STORE_JOURNAL, Journal, rows_by, rows_of_journal
 from mulligan.store.protocol import META, MetaRow, Store, Tx
-from mulligan.store.sqlite import SqliteStore
 from mulligan.values.clock import Clock, parse_timestamp, timestamp
 from mulligan.values.digest import Digest, digest_from_raw, raw_digest
 from mulligan.values.errors import MulliganError
@@ -44,6 +44,17 @@ none.
 """
 
 
+class SyncedStore(Store, Protocol):
+    """A store whose originals, and bodies if they are files, are synced later."""
+
+    after_write: Callable[[], None]
+    write_noticed_in: int
+
+    def free_bytes(self) -> int: ...
+
+    def reclaim_space(self, max_pages: int | None = None) -> None: ...
+
+
 class BackgroundSync:
     """The thread that syncs one store. It starts with the process's first write; a forked child starts its own.
 
@@ -53,7 +64,7 @@ class BackgroundSync:
 
     def __init__(
         self,
-        store: SqliteStore,
+        store: SyncedStore,
         clock: Clock,
         *,
         interval_s: float = SYNC_MARK_INTERVAL_S,

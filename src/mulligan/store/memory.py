@@ -84,6 +84,7 @@ class MemoryStore:
         self.durability: Durability = durability
         self.originals: Originals | None = None
         self.directory: str | None = None
+        self.environment: Mapping[str, str] = {}
         self.secret_key = SecretKey(None)
         self._rows: dict[str, _Rows] = {table.name: _Rows({}, []) for table in schema.tables}
         self._write_lock = shared_lock()

@@ -85,6 +85,9 @@ _OUTCOME_NAP_S = 0.05
 _BEGIN_TRIES = 3
 _PENDING_MAX = 500
 _PENDING_BYTES = 8 * 1024 * 1024
+POSTGRES_DIRECTORY = "postgres"
+"""The folder of the state directory that has a folder for each store on PostgreSQL."""
+
 _ORIGINALS_DIRECTORY, _OWNER_FILE = "originals", "owners.lock"
 
 
@@ -129,7 +132,8 @@ class PostgresStore:
             failing.callback(self._links.close)
             self.id = self._prepare(create=create)
             self._lock = lock_key("store", self.id)
-            self.directory: str = _private_directory(os.path.join(os.path.abspath(local), self.id))
+            self.directory: str = _private_directory(os.path.join(os.path.abspath(local), POSTGRES_DIRECTORY, self.id))
+            self.environment = {"MULLIGAN_HOME": os.path.abspath(local), "MULLIGAN_STORE": self.url.public}
             self._locks = _locks_id(self.directory)
             self.secret_key = SecretKey(self.directory)
             originals = Originals(os.path.join(self.directory, _ORIGINALS_DIRECTORY))

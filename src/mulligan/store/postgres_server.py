@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from hashlib import sha256
@@ -25,8 +25,9 @@ from psycopg.abc import Params
 from psycopg.types.numeric import Int8BinaryDumper
 
 from mulligan.store.fork_locks import fork_safe_lock
+from mulligan.store.host import SHARED
 from mulligan.store.migrations import SCHEMA_VERSION
-from mulligan.store.protocol import Table, Value
+from mulligan.store.protocol import META, Table, Value
 from mulligan.values import VERSION
 from mulligan.values.errors import MulliganError, fault
 from mulligan.values.fast_dataclass import fast_dataclass
@@ -58,15 +59,27 @@ URL_HELP = (
 
 @fast_dataclass(slots=True, frozen=True)
 class PostgresUrl:
-    """Where a store is. `text` is what the client library gets; `shown` has no password."""
+    """Where a store is. `public` is the URL without its password; the client library gets that as `text`, without our
+    own option, and the password apart. `shown` is for messages."""
 
+    public: str
     text: str
     shown: str
     password: str
     schema: str
 
-    def hide_password(self, words: str) -> str:
-        return words.replace(self.password, "***") if self.password else words
+
+_hidden_passwords: dict[str, str] = {}
+
+
+def hide_password(environ: MutableMapping[str, str]) -> None:
+    """Take the password out of `MULLIGAN_STORE` and `PGPASSWORD`, so that no child process gets it."""
+    url = parse_postgres_url(environ["MULLIGAN_STORE"])
+    password = url.password or environ.get("PGPASSWORD", "")
+    if password:
+        _hidden_passwords[url.public] = password
+    environ.pop("PGPASSWORD", None)
+    environ["MULLIGAN_STORE"] = url.public
 
 
 def parse_postgres_url(url: str) -> PostgresUrl:
@@ -80,18 +93,20 @@ def parse_postgres_url(url: str) -> PostgresUrl:
     if not _SCHEMA.match(schema):
         words = "schema=… in the PostgreSQL URL must be a plain name: lower-case letters, digits and '_'."
         raise fault("invalid_store_url", words)
-    secrets = [value for name, value in options if "password" in name]
+    secrets = [value for name, value in options if name == "password"]
     password = unquote(found["password"] or "") or next(iter(secrets), "")
-    kept = [part for part in (found["options"] or "").split("&") if part and not part.startswith("schema=")]
+    parts = [one for one in (found["options"] or "").split("&") if one and not one.startswith("password=")]
+    kept = [one for one in parts if not one.startswith("schema=")]
     place = found["hosts"] + ("" if found["database"] is None else "/" + found["database"])
     signed = "" if found["user"] is None else found["user"] + "@"
-    text = url.partition("?")[0] + ("?" + "&".join(kept) if kept else "")
+    base = f"postgresql://{signed}{place}"
+    public, text = (base + ("?" + "&".join(some) if some else "") for some in (parts, kept))
     shown = f"postgresql://{signed}{place}" + ("" if schema == DEFAULT_SCHEMA else f"?schema={schema}")
     try:
         psycopg.conninfo.conninfo_to_dict(text)
     except psycopg.ProgrammingError:
         raise fault("invalid_store_url", f"The PostgreSQL URL has an option that is not known. {URL_HELP}") from None
-    return PostgresUrl(text, shown, password, schema)
+    return PostgresUrl(public, text, shown, password or _hidden_passwords.get(public, ""), schema)
 
 
 # Errors.
@@ -210,6 +225,7 @@ def connect(url: PostgresUrl) -> ServerLink:
     try:
         raw = psycopg.connect(
             url.text,
+            password=url.password or None,
             autocommit=True,
             connect_timeout=_CONNECT_LIMIT_S,
             application_name="mulligan",
@@ -441,6 +457,8 @@ def _create(link: ServerLink, schema: str, tables: Iterable[Table[Any]], version
     life = f'CREATE UNLOGGED TABLE "{schema}"."{_LIFE}" ({columns})'
     for statement in (about, bodies, life, *create_statements(schema, tables)):
         link.raw.execute(statement)
+    meta = quoted(schema, META)
+    link.raw.execute(f'INSERT INTO {meta} ("key", "value") VALUES (%s, %s)', (SHARED.encode(), b"1"))
     row = (SystemIds().new(), version, VERSION)
     link.raw.execute(f'INSERT INTO "{schema}"."{_ABOUT}" VALUES (%s, %s, %s)', row)
 

@@ -266,6 +266,11 @@ class Store(Protocol):
         """The local directory for state of this host only, such as locks. None: the store has none."""
         ...
 
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables by which a child process finds this store. They hold no secret."""
+        ...
+
     def write(self) -> AbstractContextManager[Tx]:
         """A transaction that may write. Waits for other writers; raises `store_busy` if that takes too long.
 

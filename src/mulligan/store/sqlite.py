@@ -386,6 +386,7 @@ class SqliteStore:
         create: bool = True,
     ) -> None:
         self.directory: str = os.path.abspath(directory)
+        self.environment = {"MULLIGAN_HOME": self.directory}
         check_directory(self.directory, DATABASE, create=create)
         self.durability: Durability = durability
         self.secret_key = SecretKey(self.directory)
