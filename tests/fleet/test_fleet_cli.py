@@ -81,7 +81,7 @@ def _without_ids(answer: Any) -> Any:
     if isinstance(answer, list):
         return [_without_ids(value) for value in answer]
     if isinstance(answer, str):
-        return re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}|\d{4}-\d\d-\d\dT[\d:.]+Z|/\S*/(one|two)\b", "…", answer)
+        return re.sub(r"[0-9a-f]{64}|[0-9a-f]{8}-[0-9a-f-]{27}|\d{4}-\d\d-\d\dT[\d:.]+Z|/\S*/(one|two)\b", "…", answer)
     return answer
 
 

@@ -42,6 +42,8 @@ STORE_HELP = "a directory, sqlite:///directory, postgresql://user@host/database"
 
 def store_url(_: click.Context, __: click.Parameter, given: str | None) -> str | None:
     """Checks that the store on the command line names no password, and hides the one of the environment."""
+    if given is None and "MULLIGAN_STORE" not in os.environ:
+        return None
     from mulligan.api import hide_secrets, refuse_secret
 
     hide_secrets()
