@@ -124,6 +124,7 @@ docs: $(DEV) ## write the API reference from the docstrings
 
 mcp-table: $(DEV) ## write the table of MCP tools from the tools (after a change to a tool's parameters or description)
 	$(PY) -m mulligan.servers.mcp.table
+	$(PY) -m mulligan.effects.params
 
 lock: ## write the lock files from pyproject.toml, versions kept (needs uv; UPGRADE=1 chooses the newest versions)
 	printf 'hatchling>=1.27\neditables>=0.5\n' | uv pip compile pyproject.toml - $(LOCK_FLAGS) -o requirements.lock

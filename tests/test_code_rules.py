@@ -56,7 +56,7 @@ FILES_MAX = {
     "agents": 16,
     "boundary": 4,
     "cli": 16,
-    "effects": 24,
+    "effects": 25,
     "exec": 12,
     "files": 32,
     "history": 36,

@@ -515,6 +515,38 @@ def test_status_names_only_the_open_calls_of_this_workspace_and_session(run: Run
         assert run("status", "--json", "--root", str(tmp_path / "other")).json["open"] == calls[1:]
 
 
+def _python_calls(run: Run, *words: str) -> int:
+    """How many Python functions the verb calls, when all that it needs is loaded."""
+    assert run(*words).code == 0
+    count = 0
+
+    def note(_: object, event: str, __: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        run(*words)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.req("D17.long_histories")
+def test_verbs_that_show_the_current_state_read_no_more_of_a_long_history(run: Run, work: Path) -> None:
+    verbs = [("status",), ("coverage",), ("sessions",), ("blame", "kept"), ("status", "--session", "default")]
+    with mulligan.open(str(work)) as opened:
+        session = opened.session("default")
+        for path in ("kept", *["a"] * 9):
+            assert session.perform("write_file", {"path": path, "content": "x\n"})[0].ok
+        before = [_python_calls(run, *words, "--json") for words in verbs]
+        for count in range(1_000):
+            assert session.perform("write_file", {"path": "a", "content": f"{count}\n"})[0].ok
+        after = [_python_calls(run, *words, "--json") for words in verbs]
+    assert run("status", "--json").json["calls"] == 1_010
+    assert [now <= 1.3 * then for then, now in zip(before, after, strict=True)] == [True] * len(verbs), (before, after)
+
+
 @pytest.mark.req("D14.cli.status", "D14.cli.coverage", "D14.cli.pin")
 def test_status_coverage_and_pin_show_the_only_call(run: Run) -> None:
     call = write(run, "a", "x")

@@ -305,12 +305,21 @@ class TestProgram:
     def test_the_version_loads_nothing_that_help_does_not_load(self) -> None:
         assert _loaded_by("--version") - _loaded_by("--help") == set()
 
+    @pytest.mark.req("D17.cold_verbs")
     @pytest.mark.parametrize("verb", ["status", "log", "diff", "undo", "redo", "rollback"])
     def test_log_and_undo_load_no_tools_and_no_exec(self, home: Path, verb: str) -> None:
         loaded = _loaded_by(verb, "--store", str(home), "--root", str(home.parent / "root"))
         heavy = {"pydantic", "mulligan.effects", "mulligan.files.search", "mulligan.exec.capture.notify"}
         slow = {"asyncio", "logging", "subprocess", "tarfile", "importlib.metadata", "mulligan.session.state.slices"}
         assert (loaded & (heavy | slow), "mulligan.history.log" in loaded) == (set(), True)
+
+    @pytest.mark.req("D17.cold_verbs", "D17.heavy_imports_local")
+    @pytest.mark.parametrize("words", [["exec", "--", "true"], ["call", "read_file", "--args", '{"path": "one.txt"}']])
+    def test_a_command_and_a_call_load_only_what_they_need(self, home: Path, words: list[str]) -> None:
+        loaded = _loaded_by(words[0], "--store", str(home), "--root", str(home.parent / "root"), *words[1:])
+        others = {"mulligan.effects.read", "mulligan.files.search"} if words[0] == "exec" else {"mulligan.effects.exec"}
+        slow = {"pydantic", "asyncio", "tarfile", "mulligan.effects.patch", "mulligan.session.bundle.redaction"}
+        assert (loaded & (others | slow), "mulligan.effects.perform" in loaded) == (set(), True)
 
     def test_a_closed_output_pipe_is_no_crash(self, home: Path) -> None:
         reading, writing = os.pipe()

@@ -208,7 +208,7 @@ class TestOrder:
 
 
 NAMES = sorted(
-    {name for effect in EFFECTS if effect.op != "exec" for name in effect.params.model_fields} | {"file_path"}
+    {name for effect in EFFECTS if effect.op != "exec" for name in effect.model.model_fields} | {"file_path"}
 )
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none()

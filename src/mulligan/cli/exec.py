@@ -415,12 +415,16 @@ def _check_name(wanted: _ToolRequest) -> None:
     from mulligan.effects.perform import SESSION_EFFECTS
     from mulligan.effects.registry import BY_NAME as EFFECT_BY_NAME
     from mulligan.effects.registry import unknown_effect
-    from mulligan.effects.snapshot_tools.tools import BY_NAME
-    from mulligan.servers.mcp.dispatch import HISTORY
     from mulligan.values.errors import fault
 
     if wanted.params.get("background"):
         raise fault("invalid_params", "background: the command would end with this verb; use `mulligan mcp` or Python.")
+    if wanted.tool in SESSION_EFFECTS or wanted.tool in EFFECT_BY_NAME:
+        return
+    # Only now, because the other tools need pydantic.
+    from mulligan.effects.snapshot_tools.tools import BY_NAME
+    from mulligan.servers.mcp.dispatch import HISTORY
+
     known = {*SESSION_EFFECTS, *EFFECT_BY_NAME, *BY_NAME, *HISTORY}
     if wanted.tool not in known and wanted.tool.replace(".", "_") not in HISTORY:
         raise unknown_effect(wanted.tool, (name for name in known if "." not in name))

@@ -48,7 +48,6 @@ _TITLE_MAX, _PROMPT_SHOWN = 50, 100
 _STATUS_WORDS = 20
 _STAT_COLUMNS, _STAT_BAR = 100, 24
 _WHO_MAX, _WHO_NARROW, _WIDE = 24, 15, 100
-_NO_GAPS = "[]"
 _MARKS = {"committed": ("✓", "green"), "undone": ("↩", "yellow"), "aborted": ("✗", "red"), "open": ("…", "cyan")}
 
 
@@ -57,23 +56,24 @@ _MARKS = {"committed": ("✓", "green"), "undone": ("↩", "yellow"), "aborted":
 def status(common: Common) -> None:
     """Show the current state: the number of calls, what runs, what undo and redo would do."""
     from mulligan.history.call_about import call_named
-    from mulligan.history.log import calls_of, newest_to_undo
+    from mulligan.history.log import count_of_calls, listed, newest_to_undo
     from mulligan.history.tables import OPEN, REDO
 
     with open_for_reading(common) as opened, opened.open_root.ledger.store.read() as tx:
-        calls = {row.id: row for row in calls_of(tx, opened.open_root, common.session_id)}
-        working = [one.call for one in tx.select(OPEN) if one.call in calls]
-        redo = [one.call for one in tx.select(REDO) if one.call in calls]
+        calls = count_of_calls(tx, opened.open_root, common.session_id)
+        running, redoable = [one.call for one in tx.select(OPEN)], [one.call for one in tx.select(REDO)]
+        working = listed(tx, opened.open_root, common.session_id, running)
+        redo = listed(tx, opened.open_root, common.session_id, redoable)
         newest = newest_to_undo(tx, opened.open_root, common.session_id)
         body: dict[str, Any] = {
             "root": opened.root,
-            "calls": len(calls),
-            "open": working,
+            "calls": calls,
+            "open": [row.id for row in working],
             "undo": None if newest is None else newest.id,
-            "redo": max(redo, default=None),
+            "redo": max((row.id for row in redo), default=None),
             "recovered": [one.call for one in opened.recovered if one.stuck is None],
         }
-        named = [newest, *(calls[one] for one in (*working, *redo))]
+        named = [newest, *working, *redo]
         body["other_stores"] = stores_elsewhere(common, opened.root)
         body["named"] = [call_named(tx, row) for row in named if row is not None]
     if common.as_json:
@@ -84,12 +84,12 @@ def status(common: Common) -> None:
     def name(call: str) -> str:
         return call_words(known[call], columns and columns - _STATUS_WORDS)
 
-    click.echo(f"{visible(str(body['root']))}: {counted(len(calls), 'call')} on record")
+    click.echo(f"{visible(str(body['root']))}: {counted(calls, 'call')} on record")
     click.echo(f"  undo would undo {name(body['undo'])}" if body["undo"] else "  nothing to undo")
     if body["redo"]:
         click.echo(f"  redo would reverse {name(body['redo'])}")
     for call in working:
-        click.echo(f"  still running: {name(call)}")
+        click.echo(f"  still running: {name(call.id)}")
     for store in body["other_stores"]:
         click.echo(f"  another store knows this folder: `mulligan status --store {shlex.quote(visible(store))}`")
 
@@ -399,20 +399,15 @@ def _stat_bar(one: dict[str, Any], files: Sequence[dict[str, Any]]) -> str:
 @common_options
 def coverage(common: Common, call: str | None) -> None:
     """List what Mulligan could not capture, for one call or for all."""
-    from mulligan.history.log import calls_of, coverage_of_call, find_call, has_lost_bodies
+    from mulligan.history.log import calls_with_gaps, coverage_of_call, find_call
 
     with open_for_reading(common) as opened:
-        if call is None:
-            with opened.open_root.ledger.store.read() as tx:
-                known = list(calls_of(tx, opened.open_root, common.session_id))
-                lost = has_lost_bodies(tx)
-        else:
-            known, lost = [find_call(opened.open_root, call, common.session_id)], True
-        rows = [row for row in known if lost or row.coverage != _NO_GAPS or row.status == "open"]
+        named = None if call is None else find_call(opened.open_root, call, common.session_id)
         with opened.open_root.ledger.store.read() as tx:
+            rows = calls_with_gaps(tx, opened.open_root, common.session_id) if named is None else [named]
             found = [(row.id, coverage_of_call(tx, row)) for row in rows]
     found = [(id, gaps) for id, gaps in found if gaps or call is not None]
-    running = sum(row.status == "open" for row in known)
+    running = sum(row.status == "open" for row in rows)
     if common.as_json:
         print_json([{"id": one, "coverage": gaps} for one, gaps in found])
         return

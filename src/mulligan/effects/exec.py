@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mulligan.boundary.capability import clamped
 from mulligan.boundary.verdict import path_denied
-from mulligan.effects import params
+from mulligan.effects import arguments
 from mulligan.effects.context import EffectContext, check_limit, refusing, too_large
 from mulligan.effects.receipt import Receipt, inline, refusal_receipt
 from mulligan.effects.running_commands import SIGNALS, TrackedCommand, running_commands_of
@@ -25,6 +25,9 @@ from mulligan.values.entries import Change, FileEntry, is_never_recorded, kind_o
 from mulligan.values.errors import Refused
 from mulligan.values.paths import ROOT, RepoPath, path_from_bytes, to_wire
 from mulligan.values.text import in_base64
+
+if TYPE_CHECKING:
+    from mulligan.effects import params
 
 CALL_VARIABLE = "MULLIGAN_CALL"
 _PAGE_BYTES = 1024 * 1024
@@ -123,7 +126,7 @@ def _background_command(context: EffectContext, exec_id: str) -> TrackedCommand:
 
 def shell(context: EffectContext, asked: params.Shell) -> Fields:
     words = ["sh", "-c", asked.command]
-    return execute(context, params.Exec(argv=words, cwd=asked.cwd, timeout_ms=asked.timeout_ms))
+    return execute(context, arguments.of("Exec", argv=words, cwd=asked.cwd, timeout_ms=asked.timeout_ms))
 
 
 def run(

@@ -1,4 +1,7 @@
-"""The parameters of every effect, as S1 names them. JSON Schemas for tools are generated from these models."""
+"""The parameters of every effect, as S1 names them. JSON Schemas for tools are generated from these models.
+
+So is the table by which `arguments` checks parameters at run time. Few programs import this module.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,26 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from mulligan.boundary.capability import COUNT_MAX, PATCH_FORMATS
+from mulligan.effects.arguments import (
+    ENCODINGS,
+    FILE,
+    OUTPUT_MODES,
+    WRITE_MODES,
+    ApplyPatchRules,
+    EditFileRules,
+    ExecRules,
+    OutputRules,
+    ReadFileRules,
+    Rules,
+    WriteFileRules,
+    utf8_bytes,
+    with_whole_numbers,
+)
 from mulligan.store.fork_locks import no_fork
-from mulligan.values.digest import parse_digest
-from mulligan.values.errors import MulliganError, Refused
+from mulligan.values.canonical import encode
+from mulligan.values.errors import Refused
 from mulligan.values.text import from_base64
 
-OUTPUT_MODES = ("auto", "require_inline")
-ENCODINGS = ("utf8", "bytes")
-WRITE_MODES = ("overwrite", "create_new")
 TTL_MAX_NS = 2**62
 
 Count = Annotated[int, Field(ge=0, le=COUNT_MAX, strict=True)]
@@ -49,19 +64,11 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=True, defer_build=True)
 
 
-class Params(StrictModel):
+class Params(Rules, StrictModel):
     about: ClassVar[str] = ""
     """What the tool with these parameters does, in a sentence for a model."""
 
     session_id: str | None = Field(default=None, description="The session whose boundary applies.")
-
-    def check(self) -> None:
-        """Refuse invalid values of the right type, each with its own code."""
-
-
-def _require(value: str, known: tuple[str, ...], code: str, name: str) -> None:
-    if value not in known:
-        raise Refused("error", code, f"{name} is {' or '.join(map(repr, known))}.")
 
 
 class InlineText(StrictModel):
@@ -99,16 +106,13 @@ _SHAPES = (
 Given = Annotated[str | Payload, WrapValidator(_shaped)]
 
 
-class Outputting(Params):
+class Outputting(OutputRules, Params):
     output_mode: str = Field(
         default="auto", description="Whether a blob is a good answer.", json_schema_extra=one_of(OUTPUT_MODES)
     )
 
-    def check(self) -> None:
-        _require(self.output_mode, OUTPUT_MODES, "invalid_output_mode", "output_mode")
 
-
-class ReadFile(Outputting):
+class ReadFile(ReadFileRules, Outputting):
     about: ClassVar[str] = "Read a file or a part of it, by bytes or by lines."
 
     path: PathText
@@ -120,19 +124,8 @@ class ReadFile(Outputting):
         default=None, description="By default text where it is UTF-8.", json_schema_extra=one_of(ENCODINGS)
     )
 
-    def check(self) -> None:
-        super().check()
-        if self.encoding is not None:
-            _require(self.encoding, ENCODINGS, "invalid_encoding", "encoding")
-        if self.by_lines and self.offset_bytes is not None:
-            raise Refused("error", "invalid_params", "Give offset_bytes or offset_lines, not both.")
 
-    @property
-    def by_lines(self) -> bool:
-        return self.offset_lines is not None or self.max_lines is not None
-
-
-class WriteFile(Params):
+class WriteFile(WriteFileRules, Params):
     about: ClassVar[str] = "Write a whole file."
 
     path: PathText
@@ -143,17 +136,8 @@ class WriteFile(Params):
     )
     expected_digest: str | None = Field(default=None, description="Write only if the file still has this digest.")
 
-    def check(self) -> None:
-        if self.mode not in WRITE_MODES:
-            _require(self.mode, WRITE_MODES, "invalid_mode", "mode")
-        if self.expected_digest is not None:
-            try:
-                parse_digest(self.expected_digest)
-            except MulliganError as error:
-                raise Refused("error", "invalid_params", f"expected_digest: {error.message}") from None
 
-
-class EditFile(Params):
+class EditFile(EditFileRules, Params):
     about: ClassVar[str] = "Replace text in a file. old_string must be found exactly once, unless replace_all is set."
 
     path: PathText
@@ -161,12 +145,8 @@ class EditFile(Params):
     new_string: str = Field(description="What to put in its place.")
     replace_all: bool = Field(default=False, description="Replace every occurrence.")
 
-    def check(self) -> None:
-        if not self.old_string:
-            raise Refused("error", "invalid_input_empty_old_string", "old_string must not be empty.")
 
-
-class ApplyPatch(Params):
+class ApplyPatch(ApplyPatchRules, Params):
     about: ClassVar[str] = (
         "Apply a patch to one or more files, all or nothing: '*** Begin Patch' format, or patch_format unified."
     )
@@ -176,9 +156,6 @@ class ApplyPatch(Params):
         default="v4a", description="v4a is the '*** Begin Patch' form.", json_schema_extra=one_of(PATCH_FORMATS)
     )
     dry_run: bool = Field(default=False, description="Only say what would change.")
-
-    def check(self) -> None:
-        _require(self.patch_format, PATCH_FORMATS, "unsupported_patch_format", "patch_format")
 
 
 class Searching(Outputting):
@@ -243,7 +220,7 @@ class MakeDir(Params):
     parents: bool = False
 
 
-class Exec(Outputting):
+class Exec(ExecRules, Outputting):
     about: ClassVar[str] = "Run a program."
 
     argv: list[str] = Field(description="The program and its arguments.")
@@ -261,11 +238,6 @@ class Exec(Outputting):
     network: Literal["none", "full"] = "full"
     strategy: Literal["notify", "watch", "scan", "overlay"] | None = None
     background: bool = Field(default=False, description="Answer at once with an exec_id; the command goes on.")
-
-    @property
-    def limit_ms(self) -> int | None:
-        in_ms = None if self.timeout_ns is None else max(1, self.timeout_ns // 1_000_000)
-        return min((limit for limit in (self.timeout_ms, in_ms) if limit is not None), default=None)
 
 
 class ExecOutput(Params):
@@ -363,25 +335,14 @@ def first_problem(error: ValidationError, *, of: str) -> str:
     return f"{where}: {first['msg']}"
 
 
-def with_whole_numbers(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments with 1.0 as 1: JSON Schema counts it as an integer, and no argument of a tool is a fraction."""
-    return {name: _whole(value) for name, value in given.items()}
-
-
-def _whole(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def inline_data(content: str | Payload, *, code: str) -> bytes | str:
+def payload_data(content: Payload, code: str) -> bytes | str:
     """The inline bytes, or the reference of the blob that has them."""
-    if isinstance(content, str):
-        return content.encode("utf-8") if content.isascii() else _utf8(content, code)
     given = [part for part in (content.inline_text, content.inline_bytes, content.blob_ref) if part is not None]
     if len(given) != 1:
         raise Refused("error", code, "Give exactly one of inline_text, inline_bytes and blob_ref.")
     (part,) = given
     if isinstance(part, InlineText):
-        return _utf8(part.text, code)
+        return utf8_bytes(part.text, code)
     if isinstance(part, BlobRef):
         return part.blob_ref
     try:
@@ -390,8 +351,55 @@ def inline_data(content: str | Payload, *, code: str) -> bytes | str:
         raise Refused("error", code, "inline_bytes.bytes must be 'base64:' and base64.") from None
 
 
-def _utf8(text: str, code: str) -> bytes:
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise Refused("error", code, "The text has lone surrogates, so it is not UTF-8.") from None
+# The table of `arguments`, generated from the models of effects.
+
+
+def table() -> dict[str, Any]:
+    """The content of `arguments.json`. A model with a field of a type that the table does not know is left out."""
+    classes = [one for one in globals().values() if isinstance(one, type) and issubclass(one, Params)]
+    models = [one for one in classes if not any(issubclass(other, one) for other in classes if other is not one)]
+    made = {model.__name__: _table_of(model) for model in models}
+    return {name: body for name, body in made.items() if body is not None}
+
+
+def _table_of(model: type[Params]) -> dict[str, Any] | None:
+    schema = built(model).model_json_schema(by_alias=False)
+    fields = {name: _field(body) for name, body in schema["properties"].items()}
+    if None in fields.values():
+        return None
+    return {
+        "fields": [[name, *(field or ()), _aliases(model, name)] for name, field in fields.items()],
+        "defaults": {name: body["default"] for name, body in schema["properties"].items() if "default" in body},
+        "required": schema.get("required", []),
+    }
+
+
+def _aliases(model: type[Params], name: str) -> list[str]:
+    alias = model.model_fields[name].validation_alias
+    return [str(one) for one in alias.choices if one != name] if isinstance(alias, AliasChoices) else []
+
+
+def _field(body: Mapping[str, Any]) -> list[Any] | None:
+    """The type of a field as `arguments.Field` has it. The forms of a payload other than text are left out."""
+    options = [option for option in body.get("anyOf", [body]) if "$ref" not in option]
+    kinds = [option for option in options if option.get("type") != "null"]
+    if len(kinds) != 1:
+        return None
+    (kind,) = kinds
+    known = {"string": "string", "integer": "integer", "boolean": "boolean", "array": "strings", "object": "mapping"}
+    texts = {"type": "string"}
+    plain = kind.get("items", texts) == texts and kind.get("additionalProperties", texts) == texts
+    if kind.get("type") not in known or not plain:
+        return None
+    least = kind.get("minimum", kind["exclusiveMinimum"] + 1 if "exclusiveMinimum" in kind else None)
+    choices = [kind["const"]] if "const" in kind else kind.get("enum", body.get("enum"))
+    return [known[kind["type"]], kinds != options, least, kind.get("maximum"), choices]
+
+
+def main() -> None:
+    with open(FILE, "wb") as file:
+        file.write(encode(table()) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mulligan.boundary.capability import Capability
-from mulligan.effects import params
+from mulligan.effects.arguments import inline_data
 from mulligan.effects.context import EffectContext, check_limit
 from mulligan.effects.write import (
     FileChangedError,
@@ -38,6 +38,9 @@ from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, join, path_bytes, to_wire
 from mulligan.values.text import legible
 
+if TYPE_CHECKING:
+    from mulligan.effects import params
+
 ERRORS_MAX = 20
 
 Fields = dict[str, Any]
@@ -63,7 +66,7 @@ def apply_patch(context: EffectContext, asked: params.ApplyPatch) -> Fields:
 
 
 def _patch_bytes(context: EffectContext, asked: params.ApplyPatch) -> bytes:
-    given = params.inline_data(asked.patch, code="invalid_patch")
+    given = inline_data(asked.patch, code="invalid_patch")
     patch = context.blob(given, "invalid_patch") if isinstance(given, str) else given
     if not patch.strip():
         raise Refused("error", "invalid_patch_empty", "The patch is empty.")

@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import Any
 
 from mulligan.boundary.verdict import Boundary
+from mulligan.effects.arguments import Rules, by_model, by_table, parsed, with_whole_numbers
 from mulligan.effects.context import EffectContext, session_boundary
-from mulligan.effects.params import OpenSession, Params, SignalSession, parsed_params, with_whole_numbers
 from mulligan.effects.receipt import Receipt, refusal_receipt
 from mulligan.effects.registry import BY_NAME, EFFECTS, Effect, unknown_effect
 from mulligan.effects.running_commands import ENV_PARAMS, without_env_values
@@ -60,7 +60,7 @@ def perform(
         given = with_whole_numbers(given)
     not_captured = set[RepoPath]()
     try:
-        asked = parsed_params(effect.params, given)
+        asked: Any = by_table(effect.params, given) or by_model(effect.params, given)
         if asked.session_id is not None and asked.session_id != call.session:
             raise _wrong_session(open_root, call, asked.session_id, is_tool=name == effect.tool)
         with call.savepoint() if effect.op == "exec" else nullcontext():
@@ -135,12 +135,12 @@ def _wrong_session(open_root: OpenRoot, call: Call, session: str, *, is_tool: bo
     return Refused("error", "invalid_params", f"session_id: this call belongs to session {call.session!r}.")
 
 
-def _path_texts(asked: Params) -> list[str]:
+def _path_texts(asked: Rules) -> list[str]:
     """The paths that the parameters name. Those in a patch are named by the patch itself."""
     return [text for text in (getattr(asked, name, None) for name in _PATH_FIELDS) if text is not None]
 
 
-def _refuse_op(context: EffectContext, effect: Effect, asked: Params) -> None:
+def _refuse_op(context: EffectContext, effect: Effect, asked: Rules) -> None:
     """Refuse the operation as not allowed, after an invalid path or a path out of the root, which comes first."""
     for text in _path_texts(asked):
         context.check_resolves(text)
@@ -152,9 +152,9 @@ def perform_session_effect(open_root: OpenRoot, name: str, given: Mapping[str, A
     given = with_whole_numbers(given)
     try:
         if name == "host.session.open":
-            opened = open_session(open_root, parsed_params(OpenSession, given), default=boundary)
+            opened = open_session(open_root, parsed("OpenSession", given), default=boundary)
             return Receipt(name, "ready", opened)
-        return Receipt(name, "signaled", signal_session(open_root, parsed_params(SignalSession, given)))
+        return Receipt(name, "signaled", signal_session(open_root, parsed("SignalSession", given)))
     except Refused as refused:
         return refusal_receipt(name, refused)
 

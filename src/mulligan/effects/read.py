@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mulligan.boundary.capability import FsOp, clamped
-from mulligan.effects import params
+from mulligan.effects import arguments
 from mulligan.effects.context import EffectContext, too_large
 from mulligan.effects.receipt import inline
 from mulligan.files.read import Slice, opened, read_bytes, read_lines, refusal_of, whole_page
@@ -22,6 +22,9 @@ from mulligan.values.errors import Refused
 from mulligan.values.limits import RESULTS_DEFAULT
 from mulligan.values.paths import ROOT, RepoPath, join, parse_repo_path, to_wire
 from mulligan.values.text import is_utf8
+
+if TYPE_CHECKING:
+    from mulligan.effects import params
 
 Fields = dict[str, Any]
 
@@ -108,7 +111,7 @@ def stat_answer(context: EffectContext, asked: params.Stat) -> Fields:
 
 def exists(context: EffectContext, asked: params.Exists) -> Fields:
     try:
-        stat_path(context, params.Stat(path=asked.path))
+        stat_path(context, arguments.of("Stat", path=asked.path))
     except Refused as refused:
         if refused.status != "not_found":
             raise

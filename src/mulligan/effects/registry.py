@@ -7,40 +7,61 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
 
 from mulligan.boundary.capability import FsOp
-from mulligan.effects import exec, params, patch, read, write
-from mulligan.effects.context import EffectContext
 from mulligan.values.errors import MulliganError, fault
 from mulligan.values.fast_dataclass import fast_dataclass
 
-Act = Callable[[EffectContext, Any], dict[str, Any]]
+if TYPE_CHECKING:
+    from mulligan.effects.context import EffectContext
+    from mulligan.effects.params import Params
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(frozen=True)
 class Effect:
-    """One effect. `statuses` are its outcomes besides ok, forbidden and error; any other status becomes an error."""
+    """One effect. `statuses` are its outcomes besides ok, forbidden and error; any other status becomes an error.
+
+    `params` is the name of its model, `function` is its module and its function there.
+    """
 
     name: str
     tool: str
-    params: type[params.Params]
+    params: str
     op: FsOp
-    act: Act
+    function: str
     statuses: tuple[str, ...]
     read_only: bool
 
+    @cached_property
+    def act(self) -> Callable[[EffectContext, Any], dict[str, Any]]:
+        # Loaded at the first use, because a process uses few effects, and some need much.
+        module, _, name = self.function.partition(".")
+        found: Callable[[EffectContext, Any], dict[str, Any]] = getattr(
+            import_module(f"mulligan.effects.{module}"), name
+        )
+        return found
+
+    @property
+    def model(self) -> type[Params]:
+        from mulligan.effects import params
+
+        model: type[Params] = getattr(params, self.params)
+        return model
+
     @property
     def about(self) -> str:
-        return self.params.about
+        return self.model.about
 
 
-def _changing(name: str, declared: type[params.Params], op: FsOp, act: Act, *statuses: str) -> Effect:
+def _changing(name: str, declared: str, op: FsOp, act: str, *statuses: str) -> Effect:
     tool = _TOOL_NAMES.get(name) or name.removeprefix("host.").removeprefix("fs.").replace(".", "_")
     return Effect(name, tool, declared, op, act, statuses, read_only=False)
 
 
-def _reading(name: str, declared: type[params.Params], op: FsOp, act: Act, *statuses: str) -> Effect:
+def _reading(name: str, declared: str, op: FsOp, act: str, *statuses: str) -> Effect:
     return replace(_changing(name, declared, op, act, *statuses), read_only=True)
 
 
@@ -48,27 +69,23 @@ _TOOL_NAMES = {"blob.read": "read_blob"}
 """The tools that are not named after their effect."""
 
 EFFECTS: tuple[Effect, ...] = (
-    _reading("host.fs.read_file", params.ReadFile, "read", read.read_file, "not_found", "is_directory"),
-    _changing("host.fs.write_file", params.WriteFile, "write", write.write_file, "conflict"),
-    _changing("host.fs.edit_file", params.EditFile, "edit", write.edit_file, "not_found", "ambiguous"),
-    _changing(
-        "host.fs.apply_patch", params.ApplyPatch, "patch", patch.apply_patch, "parse_error", "reject", "not_found"
-    ),
-    _reading("host.fs.grep", params.Grep, "search", read.grep_files, "not_found", "invalid_regex"),
-    _reading("host.fs.glob", params.Glob, "list", read.glob_files, "not_found", "invalid_pattern"),
-    _reading("host.fs.stat", params.Stat, "stat", read.stat_answer, "not_found"),
-    _reading("host.fs.exists", params.Exists, "stat", read.exists),
-    _reading("host.fs.list_dir", params.ListDir, "list", read.list_dir, "not_found"),
-    _changing("host.fs.delete", params.Delete, "write", write.delete, "not_found", "conflict"),
-    _changing("host.fs.move", params.Move, "write", write.move, "not_found", "conflict"),
-    _changing("host.fs.mkdir", params.MakeDir, "write", write.make_dir, "conflict"),
-    _changing("host.exec", params.Exec, "exec", exec.execute, "timeout", "signaled"),
-    _reading("host.exec.output", params.ExecOutput, "exec", exec.output, "not_found"),
-    _changing(
-        "host.exec.signal", params.ExecSignal, "exec", exec.send_signal, "not_found", "already_exited", "signaled"
-    ),
-    _changing("host.shell", params.Shell, "exec", exec.shell, "timeout", "signaled"),
-    _reading("blob.read", params.ReadBlob, "read", read.read_blob),
+    _reading("host.fs.read_file", "ReadFile", "read", "read.read_file", "not_found", "is_directory"),
+    _changing("host.fs.write_file", "WriteFile", "write", "write.write_file", "conflict"),
+    _changing("host.fs.edit_file", "EditFile", "edit", "write.edit_file", "not_found", "ambiguous"),
+    _changing("host.fs.apply_patch", "ApplyPatch", "patch", "patch.apply_patch", "parse_error", "reject", "not_found"),
+    _reading("host.fs.grep", "Grep", "search", "read.grep_files", "not_found", "invalid_regex"),
+    _reading("host.fs.glob", "Glob", "list", "read.glob_files", "not_found", "invalid_pattern"),
+    _reading("host.fs.stat", "Stat", "stat", "read.stat_answer", "not_found"),
+    _reading("host.fs.exists", "Exists", "stat", "read.exists"),
+    _reading("host.fs.list_dir", "ListDir", "list", "read.list_dir", "not_found"),
+    _changing("host.fs.delete", "Delete", "write", "write.delete", "not_found", "conflict"),
+    _changing("host.fs.move", "Move", "write", "write.move", "not_found", "conflict"),
+    _changing("host.fs.mkdir", "MakeDir", "write", "write.make_dir", "conflict"),
+    _changing("host.exec", "Exec", "exec", "exec.execute", "timeout", "signaled"),
+    _reading("host.exec.output", "ExecOutput", "exec", "exec.output", "not_found"),
+    _changing("host.exec.signal", "ExecSignal", "exec", "exec.send_signal", "not_found", "already_exited", "signaled"),
+    _changing("host.shell", "Shell", "exec", "exec.shell", "timeout", "signaled"),
+    _reading("blob.read", "ReadBlob", "read", "read.read_blob"),
 )
 
 BY_NAME: dict[str, Effect] = {name: effect for effect in EFFECTS for name in (effect.name, effect.tool)}
@@ -139,7 +156,7 @@ def declared(parameters: Schema) -> Schema:
 
 def _offer(name: str) -> Offer:
     effect = effect_named(name)
-    schema = effect.params.model_json_schema(by_alias=True)
+    schema = effect.model.model_json_schema(by_alias=True)
     properties = {name: _model_form(body) for name, body in schema["properties"].items() if name not in _NOT_FOR_MODELS}
     parameters = {
         "type": "object",

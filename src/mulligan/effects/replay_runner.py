@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
+from mulligan.effects.arguments import with_whole_numbers
 from mulligan.effects.handle import AsyncEffects, Effects, asked
-from mulligan.effects.params import with_whole_numbers
 from mulligan.effects.perform import recorded
 from mulligan.effects.receipt import Receipt
 from mulligan.effects.registry import effect_named

@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mulligan.boundary.capability import FsOp, parse_capability
 from mulligan.boundary.policy import parse_policy
 from mulligan.boundary.verdict import Boundary
-from mulligan.effects import params
 from mulligan.effects.context import SessionBoundary, end_boundary, has_expired, refusing
 from mulligan.effects.running_commands import SIGNALS, running_commands_of, sealed_env
 from mulligan.history.open_root import OpenRoot
@@ -25,6 +24,9 @@ from mulligan.values.errors import MulliganError, Refused, fault
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId, parse_user_id
 from mulligan.values.paths import ROOT, RepoPath, is_inside, parse_repo_path, to_wire
+
+if TYPE_CHECKING:
+    from mulligan.effects import params
 
 Fields = dict[str, Any]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mulligan.effects import params
+from mulligan.effects.arguments import inline_data
 from mulligan.effects.context import EffectContext, check_limit
 from mulligan.files.disk import Image
 from mulligan.files.edit import Edited, edit_text
@@ -15,6 +15,9 @@ from mulligan.values.digest import digest_of
 from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry
 from mulligan.values.errors import Refused
 from mulligan.values.paths import RepoPath, is_below, join
+
+if TYPE_CHECKING:
+    from mulligan.effects import params
 
 Fields = dict[str, Any]
 
@@ -47,7 +50,7 @@ def only_if_unchanged(seen: Image, wanted: TargetEntry) -> Plan:
 
 
 def write_file(context: EffectContext, asked: params.WriteFile) -> Fields:
-    given = params.inline_data(asked.content, code="invalid_content")
+    given = inline_data(asked.content, code="invalid_content")
     path, missing = context.real("write", asked.path, final=asked.mode != "create_new")
     data = context.blob(given) if isinstance(given, str) else given
     check_limit(context.boundary.capability, "max_write_bytes", len(data))

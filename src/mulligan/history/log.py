@@ -58,6 +58,8 @@ from mulligan.values.paths import RepoPath, path_bytes, text_from_wire, to_wire
 LOG_LIMIT = 100
 _FIRST_PAGE, _PAGE = 8, 200
 _SHORT_ID_MIN = 4
+_NO_GAPS = "[]"
+"""The `coverage` of a call without gaps. Lists of gaps are larger as texts."""
 _OVERLAP = 200
 """If this many successive calls ended before a point, all earlier ones did too."""
 _NEXT_CHANGES = 8
@@ -107,10 +109,8 @@ def calls_of(
 
     `only`: columns and the values they must have.
     """
-    # Without a session, all sessions of the workspace count, because they share the files.
-    whose = {"session": session} if session is not None else {"workspace": workspace_of(tx, open_root)}
-    where: dict[str, Value] = {**whose, **only}
-    hidden = _hidden_roots(tx, open_root) if session is None else frozenset()
+    whose, hidden = _whose(tx, open_root, session)
+    where = {**whose, **only}
     # Ids are UUIDv7, so their order is the order in which the calls began.
     upper, lower = before or "\U0010ffff", after + "\0" if after else ""
     limit = _FIRST_PAGE
@@ -121,6 +121,38 @@ def calls_of(
             return
         # The first page is small, because most callers want only the newest call.
         upper, limit = page[-1].id, _PAGE
+
+
+def _whose(tx: Tx, open_root: OpenRoot, session: SessionId | None) -> tuple[dict[str, Value], frozenset[str]]:
+    """What the rows of calls of a session, or of the whole workspace, have; and the roots whose calls are left out."""
+    # Without a session, all sessions of the workspace count, because they share the files.
+    if session is not None:
+        return {"session": session}, frozenset()
+    return {"workspace": workspace_of(tx, open_root)}, _hidden_roots(tx, open_root)
+
+
+def count_of_calls(tx: Tx, open_root: OpenRoot, session: SessionId | None) -> int:
+    """How many calls `calls_of` yields. Counting reads an index; a long history has more rows than a verb can read."""
+    whose, hidden = _whose(tx, open_root, session)
+    return tx.count(CALLS, whose) - sum(tx.count(CALLS, {**whose, "root": root}) for root in hidden)
+
+
+def listed(tx: Tx, open_root: OpenRoot, session: SessionId | None, calls: Iterable[str]) -> list[CallRow]:
+    """Those of the calls that `calls_of` yields."""
+    whose, hidden = _whose(tx, open_root, session)
+    rows = [row for call in calls if (row := tx.get(CALLS, call)) is not None and row.root not in hidden]
+    return [row for row in rows if all(getattr(row, name) == value for name, value in whose.items())]
+
+
+def calls_with_gaps(tx: Tx, open_root: OpenRoot, session: SessionId | None) -> list[CallRow]:
+    """The calls that may have gaps, newest first: the record of a call lists them, or the call is still open."""
+    if has_lost_bodies(tx):
+        return list(calls_of(tx, open_root, session))
+    whose, hidden = _whose(tx, open_root, session)
+    noted = tx.select(CALLS, whose, between=("coverage", _NO_GAPS + "\0", "\U0010ffff"))
+    rows = [*noted, *listed(tx, open_root, session, (one.call for one in tx.select(OPEN)))]
+    found = {row.id: row for row in rows if row.root not in hidden}
+    return sorted(found.values(), key=lambda row: row.id, reverse=True)
 
 
 def _hidden_roots(tx: Tx, open_root: OpenRoot) -> frozenset[str]:

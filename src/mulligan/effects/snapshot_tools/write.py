@@ -13,6 +13,7 @@ from typing import Any
 
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects import params, write
+from mulligan.effects.arguments import inline_data
 from mulligan.effects.context import EffectContext, check_limit
 from mulligan.effects.patch import PatchTargets, as_patched_file, carried, check_format, commit_patch, reject_details
 from mulligan.effects.snapshot_tools import models
@@ -72,7 +73,7 @@ def _content_given(content: str) -> str | params.Payload:
     """The content as S1 takes it. Raises TOO_LARGE for more than S2 takes at once."""
     is_encoded = content.startswith("base64:")
     given = params.Payload(inline_bytes=params.InlineBytes(bytes=content)) if is_encoded else content
-    check_size(len(params.inline_data(given, code="invalid_content")))
+    check_size(len(inline_data(given, code="invalid_content")))
     return given
 
 

@@ -107,7 +107,7 @@ def _without_enum_types(schema: Schema) -> Schema:
 
 
 def _coding(effect: Effect) -> Schema:
-    given = _input_of(effect.params)
+    given = _input_of(effect.model)
     hints = _annotations(
         read_only=effect.read_only,
         destructive=not effect.read_only,
