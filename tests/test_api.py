@@ -22,7 +22,7 @@ from mulligan.history.projection import SCHEMA
 from mulligan.history.tables import CHANGES
 from mulligan.store import sqlite_file
 from mulligan.store.blobs import BLOBS
-from mulligan.store.journal import HEADS, REFS, STORE_HEAD, RefRow, records_of
+from mulligan.store.journal import HEADS, REFS, SEALS, RefRow, records_of
 from mulligan.store.memory import MemoryStore
 from mulligan.store.protocol import Durability, Store
 from mulligan.store.sqlite import SqliteStore
@@ -160,7 +160,7 @@ class TestTheWorkspace:
             with product.session("one").call() as call:
                 call.write_file("file", "again")
             with product.open_root.ledger.store.read() as tx:
-                journals = {head.journal for head in tx.select(HEADS)} - {STORE_HEAD}
+                journals = {head.journal for head in tx.select(HEADS)} - {SEALS}
                 (ours,) = journals - {"s:one", "s:two"}
                 outside = {name for name in journals for record in records_of(tx, name) if record.kind == "external"}
                 calls = {name for name in journals for record in records_of(tx, name) if "call" in record.payload}

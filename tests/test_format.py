@@ -25,16 +25,17 @@ from mulligan.history.projection import SCHEMA as HISTORY
 from mulligan.store.blobs import BODIES, RAW, ZSTD, ZSTD_PREFIX, Blobs, BodyRow, unpack
 from mulligan.store.journal import (
     GENESIS,
-    HEADS,
     OWN_TABLES,
     RECORDS,
-    STORE_HEAD,
+    SEALS,
     HeadRow,
     Journal,
     RecordRow,
     Schema,
     break_in_chain,
     parse_record,
+    records_of,
+    seal,
 )
 from mulligan.store.memory import MemoryStore
 from mulligan.store.migrations import SCHEMA_VERSION
@@ -85,7 +86,8 @@ class TestJournals:
     @pytest.mark.parametrize("name", ["s:golden", "w:golden"])
     def test_the_golden_chains_hold(self, name: str) -> None:
         last = journal(name)[-1]
-        assert break_in_chain(journal(name), HeadRow(name, last.seq, last.hash, parse_record(last).at)) is None
+        head = HeadRow(name, last.seq, last.hash, parse_record(last).at, last.ordinal)
+        assert break_in_chain(journal(name), head) is None
 
     @pytest.mark.req("D4.record_shape", "D4.record_hash_chain")
     def test_writing_the_same_records_again_gives_the_same_bytes(self) -> None:
@@ -98,18 +100,17 @@ class TestJournals:
         with store.read() as tx:
             assert sorted(tx.select(RECORDS), key=lambda row: row.ordinal) == rows()
 
-    def test_the_head_of_the_store_chains_all_records_in_the_order_they_came(self) -> None:
-        line = bytes(32)
-        for row in rows():
-            line = sha256(line + row.hash).digest()
+    @pytest.mark.req("D4.seals")
+    def test_a_seal_names_the_newest_record_of_each_journal_that_changed(self) -> None:
         store = MemoryStore(SCHEMA)
         with store.write() as tx:
             for written in rows():
                 record = parse_record(written)
                 Journal(SCHEMA).append(tx, record.journal, record.kind, record.payload, at=record.at, refs=record.refs)
-            head = tx.get(HEADS, STORE_HEAD)
-        assert head is not None
-        assert (head.seq, head.hash) == (len(rows()), line)
+            seal(tx, at="2026-01-01T00:00:00.000000Z")
+            (sealed,) = records_of(tx, SEALS)
+        newest = {row.journal: {"seq": row.seq, "hash": row.hash.hex()} for row in rows()}
+        assert (sealed.kind, sealed.payload) == ("store.sealed", {"heads": newest})
 
 
 class TestBlobs:

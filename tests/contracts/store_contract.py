@@ -130,6 +130,42 @@ class TransactionContract(StoreContractBase):
         thread.join(TIMEOUT_S)
         assert order == ["first", "second"]
 
+    @pytest.mark.req("D4.write_subjects")
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [(("s:a", "w:x"), ("s:b", "w:x")), (("w:x", "s:a"), ("s:a",)), (None, ("s:a",)), (("s:a",), None)],
+    )
+    def test_writers_with_a_common_subject_and_writers_without_subjects_run_one_after_another(
+        self, store: Store, one: tuple[str, ...] | None, other: tuple[str, ...] | None
+    ) -> None:
+        seen: list[Thing | None] = []
+        asking = threading.Event()
+
+        def second() -> None:
+            asking.set()
+            with store.write(about=other) as tx:
+                seen.append(tx.get(THINGS, "a", 1))
+
+        thread = threading.Thread(target=second)
+        with store.write(about=one) as tx:
+            thread.start()
+            assert asking.wait(TIMEOUT_S)
+            tx.put(THINGS, BOX)
+        thread.join(TIMEOUT_S)
+        assert seen == [BOX]
+
+    @pytest.mark.req("D4.write_subjects")
+    def test_writers_without_a_common_subject_lose_nothing(self, store: Store) -> None:
+        def add(name: str) -> None:
+            for number in range(20):
+                with store.write(about=(f"s:{name}",)) as tx:
+                    assert tx.about == (f"s:{name}",)
+                    tx.put(THINGS, Thing(name, number))
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(add, "abcd"))
+        assert self.things(store) == [Thing(name, number) for name in "abcd" for number in range(20)]
+
     def test_many_threads_that_read_and_then_write_lose_nothing(self, store: Store) -> None:
         threads, rounds = 8, 25
 

@@ -59,7 +59,9 @@ def journals(base: Path) -> str:
     with worked(base):
         pass
     connection = apsw.Connection(str(base / "home" / "store.db"), flags=apsw.SQLITE_OPEN_READONLY)
-    rows: list[Any] = connection.execute("SELECT journal, seq, body FROM records ORDER BY ordinal").fetchall()
+    rows: list[Any] = connection.execute(
+        "SELECT journal, seq, body FROM records WHERE journal <> 'seals' ORDER BY ordinal"
+    ).fetchall()
     connection.close()
     return _steady("".join(f"{journal} {seq} {bytes(body).decode()}\n" for journal, seq, body in rows), base)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 
+import apsw
 import pytest
 
 from tests.frozen.json_shapes import is_same
@@ -37,11 +39,17 @@ def test_no_column_of_a_table_is_removed_or_has_another_type() -> None:
     assert set(golden) - set(SURFACES["tables.txt"]().splitlines()) == set()
 
 
-@pytest.mark.req("D19.goldens")
+@pytest.mark.req("D19.goldens", "D4.format_5_migration")
 @pytest.mark.parametrize("name", STORES)
 def test_a_store_of_format_4_opens_verifies_and_has_the_same_log(name: str, tmp_path: Path) -> None:
     unpack(name, tmp_path / "home")
     run = verbs(tmp_path / "home", tmp_path)
     assert run("log", "--root", str(BASE / name)) == log_of(name)
     assert run("verify")["ok"]
+    with closing(apsw.Connection(str(tmp_path / "home" / "store.db.format-4"))) as copy:
+        (journals,) = copy.execute("SELECT group_concat(journal, ' ') FROM heads WHERE journal <> ''").fetchall()[0]
+        assert copy.pragma("user_version") == 4
+    with closing(apsw.Connection(str(tmp_path / "home" / "store.db"))) as migrated:
+        (seal,) = migrated.execute("SELECT body FROM records WHERE journal = 'seals' AND seq = 1").fetchall()[0]
+    assert sorted(json.loads(seal)["payload"]["heads"]) == sorted(journals.split(" "))
     shutil.rmtree(tmp_path / "home")

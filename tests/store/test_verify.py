@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mulligan.store.blobs import BLOBS, BODIES, EVICTED, LOST, PARTS, Blobs, PartRow
-from mulligan.store.journal import HEADS, RECORDS, REFS, Journal, RefRow
+from mulligan.store.journal import HEADS, RECORDS, REFS, SEALS, Journal, RefRow, seal
 from mulligan.store.maintenance import store_usage
 from mulligan.store.memory import MemoryStore
 from mulligan.store.protocol import Store
@@ -53,12 +53,21 @@ def fill(store: Store, *, journals: tuple[str, ...] = ("a", "b"), rounds: int = 
     return digests
 
 
+def seal_all(store: Store) -> None:
+    with store.write() as tx:
+        seal(tx, at=AT)
+
+
 def found_in(store: Store, *, deep: bool = True) -> list[Problem]:
     return list(verify(store, CONTRACT_SCHEMA, deep=deep))
 
 
 def kinds(problems: list[Problem]) -> set[str]:
     return {problem.kind for problem in problems if problem.severity == "broken"}
+
+
+def places(problems: list[Problem]) -> list[tuple[str, str]]:
+    return [(problem.kind, problem.where) for problem in problems if problem.severity == "broken"]
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -144,33 +153,55 @@ class TestDamagedRows:
         assert kinds(found_in(store)) == {"journal"}
         assert kinds(list(verify_journal(store, "a"))) == {"journal"}
 
-    def test_a_journal_that_vanished_whole_is_found(self, store: Store) -> None:
+    @pytest.mark.req("D4.seals")
+    @pytest.mark.parametrize("name", ["a", SEALS])
+    def test_a_sealed_journal_that_vanished_whole_is_found(self, store: Store, name: str) -> None:
         fill(store)
+        seal_all(store)
         with store.write() as tx:
-            for row in tx.select(RECORDS, {"journal": "a"}):
-                tx.delete(RECORDS, "a", row.seq)
+            for row in tx.select(RECORDS, {"journal": name}):
+                tx.delete(RECORDS, name, row.seq)
             for edge in tx.select(REFS):
-                if edge.journal == "a":
-                    tx.delete(REFS, edge.digest, "a", edge.seq)
-            tx.delete(HEADS, "a")
-            tx.delete(SUMS, "a")
-        assert kinds(found_in(store)) == {"journal"}
+                if edge.journal == name:
+                    tx.delete(REFS, edge.digest, name, edge.seq)
+            tx.delete(HEADS, name)
+            tx.delete(SUMS, name)
+        assert places(found_in(store)) == [("journal", name)]
 
-    def test_a_journal_cut_short_with_its_head_is_found(self, store: Store) -> None:
+    @pytest.mark.req("D4.seals")
+    def test_a_sealed_journal_cut_short_with_its_head_is_found(self, store: Store) -> None:
         fill(store)
+        seal_all(store)
         with store.write() as tx:
             last, before = tx.get(RECORDS, "a", 3), tx.get(RECORDS, "a", 2)
             assert last is not None and before is not None
             head = tx.get(HEADS, "a")
             assert head is not None
             tx.delete(RECORDS, "a", 3)
-            tx.put(HEADS, replace(head, seq=2, hash=before.hash))
+            tx.put(HEADS, replace(head, seq=2, hash=before.hash, ordinal=before.ordinal))
         assert "journal" in kinds(found_in(store))
 
-    def test_records_in_another_order_are_found(self, store: Store) -> None:
+    @pytest.mark.req("D4.seals")
+    def test_a_sealed_journal_that_was_replaced_by_another_one_is_found(self, store: Store) -> None:
+        fill(store, rounds=1)
+        seal_all(store)
+        with store.write() as tx:
+            tx.delete(RECORDS, "b", 1)
+            tx.delete(HEADS, "b")
+            tx.delete(SUMS, "b")
+            JOURNAL.append(tx, "b", "added", {"amount": 7}, at=AT, refs=[digest_of(b"tiny")])
+        assert places(found_in(store)) == [("journal", "b")]
+
+    def test_records_of_a_journal_without_a_head_are_found(self, store: Store) -> None:
         fill(store)
         with store.write() as tx:
-            one, other = tx.get(RECORDS, "a", 1), tx.get(RECORDS, "b", 1)
+            tx.delete(HEADS, "a")
+        assert "journal" in kinds(found_in(store))
+
+    def test_an_ordinal_below_that_of_the_record_before_is_found(self, store: Store) -> None:
+        fill(store)
+        with store.write() as tx:
+            one, other = tx.get(RECORDS, "a", 1), tx.get(RECORDS, "a", 2)
             assert one is not None and other is not None
             tx.put(RECORDS, replace(one, ordinal=other.ordinal))
             tx.put(RECORDS, replace(other, ordinal=one.ordinal))

@@ -109,7 +109,7 @@ from mulligan.session.tokens import (
     project_token_touched,
 )
 from mulligan.store.blobs import BLOBS, BODIES
-from mulligan.store.journal import FORGOTTEN, HEADS, RECORDS, REFS, Projector, Record, Schema
+from mulligan.store.journal import FORGOTTEN, HEADS, RECORDS, REFS, SEALED, Projector, Record, Schema
 from mulligan.store.protocol import CLAIMS, OWNERS, Tx
 from mulligan.values.canonical import encode
 from mulligan.values.paths import bytes_from_wire, path_from_bytes, to_wire
@@ -443,7 +443,7 @@ SCHEMA = Schema(
     unfolded=frozenset(
         {
             *("committed", "paths.evicted", "session.forked", "session.imported"),
-            *("snapshot.bodies", "store.lost", "store.power_cut", FORGOTTEN),
+            *("snapshot.bodies", "store.lost", "store.power_cut", SEALED, FORGOTTEN),
         }
     ),
 )

@@ -51,7 +51,7 @@ from mulligan.store.blobs import (
     TOUCH_INTERVAL_MS,
     BlobRow,
 )
-from mulligan.store.journal import HEADS, RECORDS, REFS, STORE_HEAD, Journal, Record, RefRow, parse_record
+from mulligan.store.journal import HEADS, RECORDS, REFS, Journal, Record, RefRow, parse_record
 from mulligan.store.protocol import META, MetaRow, Tx
 from mulligan.values.canonical import decode
 from mulligan.values.clock import FixedClock, parse_timestamp, timestamp
@@ -174,8 +174,7 @@ def _is_snapshot_given_up(tx: Tx, record: Record, holder: str) -> bool:
     root, snapshot = record.payload["root"], record.payload["snapshot"]
     if holder_of_snapshot(root, snapshot) == holder:
         return True
-    head = tx.get(HEADS, STORE_HEAD)
-    newest = parse_timestamp(record.at if head is None else head.at)
+    newest = parse_timestamp(tx.select(HEADS, order=("ordinal",), descending=True, limit=1)[0].at)
     return not tx.has(SNAPSHOTS, root, snapshot) and newest - parse_timestamp(record.at) > _UNFINISHED_SNAPSHOT_MAX
 
 

@@ -4,9 +4,10 @@ A record's bytes are canonical JSON `{seq, kind, at, payload, prev, refs?}`, and
 sha256(prev + "\\n" + bytes), in hex. `prev` of the first record is sixty-four zeros. `refs` names, sorted, every blob
 the record needs, so that reachability is a query. The bytes are written once and never touched again.
 
-All journals share one order: `ordinal` counts records in the order they were written, and the head of the store itself
-(journal "") keeps that count and sha256(its hash before + hash of the record). So a fold can follow the order of events
-across journals, and `verify` notices when a whole journal is missing.
+All journals share one order: the `ordinal` of a record is higher than those of the records that caused it, so a fold
+can follow the order of events across journals. A seal is a record that lists the newest record of every journal that
+has changed since the seal before it, so `verify` notices when a whole journal or its end is missing. A write
+transaction adds one when the last is 5 seconds or 10 000 records old (decision 40).
 
 This module also reads whole tables page by page, so that a large one is never in memory at once.
 """
@@ -14,13 +15,16 @@ This module also reads whole tables page by page, so that a large one is never i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
 from hashlib import sha256
 from typing import Any, TypeAlias, TypeVar
 
 from mulligan.store.blobs import BLOBS, BODIES, PARTS, UNSYNCED
-from mulligan.store.protocol import META, OWNERS, Table, Tx
+from mulligan.store.protocol import META, OWNERS, MetaRow, Table, Tx
 from mulligan.values.canonical import decode, encode
+from mulligan.values.clock import parse_timestamp
 from mulligan.values.digest import Digest, raw_digest
 from mulligan.values.errors import MulliganError, fault
 from mulligan.values.fast_dataclass import fast_dataclass
@@ -58,6 +62,7 @@ class HeadRow:
     seq: int
     hash: bytes
     at: str
+    ordinal: int
 
 
 @fast_dataclass(slots=True, frozen=True)
@@ -70,15 +75,23 @@ class RefRow:
 
 
 RECORDS: Table[RecordRow] = Table("records", RecordRow, key=("journal", "seq"), large=True)
-HEADS: Table[HeadRow] = Table("heads", HeadRow, key=("journal",))
+# By ordinal: which journals have changed since some record, without reading all heads.
+HEADS: Table[HeadRow] = Table("heads", HeadRow, key=("journal",), indexes=(("ordinal",),))
 REFS: Table[RefRow] = Table("refs", RefRow, key=("digest", "journal", "seq"))
 
 STORE_JOURNAL = "store"
 FORGOTTEN = "store.forgotten"
 """A record of this kind names bodies and records that a user erased with `forget`."""
 
-STORE_HEAD = ""
-"""The journal name under which HEADS has the head of the store as a whole."""
+SEALS = "seals"
+"""The journal of the seals. The row of META with this name has the number of the last one."""
+
+SEALED = "store.sealed"
+SEAL_INTERVAL_S = 5
+SEAL_RECORDS = 10_000
+
+ORDINAL_END = 2**62
+"""Higher than any ordinal."""
 
 OWN_TABLES: tuple[Table[Any], ...] = (RECORDS, HEADS, REFS, BLOBS, BODIES, PARTS, UNSYNCED, OWNERS, META)
 """The tables that every store has."""
@@ -109,9 +122,6 @@ class Schema:
             projector(tx, record)
 
 
-_EMPTY = HeadRow(STORE_HEAD, 0, bytes(32), "")
-
-
 def chain_hash(prev: str, body: bytes) -> bytes:
     return sha256(prev.encode("ascii") + b"\n" + body).digest()
 
@@ -121,6 +131,8 @@ class Journal:
     """Appends records and folds them into the projections, in the caller's transaction."""
 
     schema: Schema
+    _seal_at: str = field(default="", init=False, compare=False)
+    _seal_ordinal: int = field(default=0, init=False, compare=False)
 
     def append(
         self,
@@ -133,6 +145,8 @@ class Journal:
         refs: Iterable[Digest] = (),
     ) -> Record:
         """Append one record. Times never run backwards within a journal: `at` is at least the last record's time."""
+        if tx.about is not None and journal not in tx.about:
+            raise fault("internal", f"A transaction about {', '.join(tx.about)} cannot append to {journal}.")
         project = self.schema.projectors.get(kind)
         if project is None and self.schema.unfolded is not None and kind not in self.schema.unfolded:
             raise fault("internal", f"The schema does not name records of kind {kind!r}.")
@@ -145,16 +159,60 @@ class Journal:
             document["refs"] = named
         body = encode(document)
         digest = sha256(prev.encode("ascii") + b"\n" + body).digest()
-        whole = tx.get(HEADS, STORE_HEAD) or _EMPTY
-        tx.put(RECORDS, RecordRow(journal, seq, digest, body, whole.seq + 1))
-        tx.put(HEADS, HeadRow(journal, seq, digest, at))
-        tx.put(HEADS, HeadRow(STORE_HEAD, whole.seq + 1, sha256(whole.hash + digest).digest(), at))
+        ordinal = tx.next_ordinal()
+        tx.put(RECORDS, RecordRow(journal, seq, digest, body, ordinal))
+        tx.put(HEADS, HeadRow(journal, seq, digest, at, ordinal))
         for ref in named:
             tx.put(REFS, RefRow(raw_digest(ref), journal, seq))
         record = Record(journal, seq, kind, at, payload, prev, named, digest.hex())
         if project is not None:
             project(tx, record)
+        if (at >= self._seal_at or ordinal >= self._seal_ordinal) and journal != SEALS and tx.is_alone:
+            self._seal_if_due(tx, at, ordinal)
         return record
+
+    def _seal_if_due(self, tx: Tx, at: str, ordinal: int) -> None:
+        """Seal, unless another process has done it since this one looked."""
+        since_at, since = _last_seal(tx)
+        self._seal_at, self._seal_ordinal = _seal_time_after(since_at), since + SEAL_RECORDS
+        if at >= self._seal_at or ordinal >= self._seal_ordinal:
+            seal(tx, at=at)
+
+
+def seal(tx: Tx, *, at: str) -> None:
+    """List the newest record of every journal that has changed since the last seal. The transaction must be alone."""
+    last = tx.get(HEADS, SEALS)
+    since = 0 if last is None else last.ordinal
+    heads = tx.select(HEADS, between=("ordinal", since + 1, ORDINAL_END))
+    if heads:
+        named = {head.journal: {"seq": head.seq, "hash": head.hash.hex()} for head in heads}
+        # By a journal without projections, because only `verify` reads seals.
+        sealed = _SEALING.append(tx, SEALS, SEALED, {"heads": named}, at=at)
+        tx.put(META, MetaRow(SEALS, str(sealed.seq)))
+
+
+_SEALING = Journal(Schema((), {}))
+
+
+def _last_seal(tx: Tx) -> tuple[str, int]:
+    """The time and the ordinal of the last seal; if there is none, the time of a first record, and 0."""
+    head = tx.get(HEADS, SEALS)
+    if head is not None:
+        return head.at, head.ordinal
+    for oldest in tx.select(HEADS, order=("ordinal",), limit=1):
+        first = tx.get(RECORDS, oldest.journal, 1)
+        # A damaged record is a matter for `verify`; it must not keep others from writing.
+        with suppress(MulliganError):
+            return ("" if first is None else parse_record(first).at), 0
+    return "", 0
+
+
+def _seal_time_after(at: str) -> str:
+    """When the next seal is due. Without a readable time: now."""
+    with suppress(ValueError):
+        due = parse_timestamp(at) + timedelta(seconds=SEAL_INTERVAL_S)
+        return due.isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
+    return ""
 
 
 def records_of(tx: Tx, journal: str, *, after: int = 0, limit: int | None = None) -> Iterator[Record]:
@@ -199,7 +257,7 @@ def erased_records(tx: Tx) -> Erased:
 
 def break_in_chain(rows: Iterable[RecordRow], head: HeadRow, erased: Callable[[], Erased] = dict) -> str | None:
     """The first fault of a journal, as a phrase; None if it has none. `rows` are all its rows in order."""
-    seq, prev = 0, GENESIS
+    seq, prev, ordinal = 0, GENESIS, 0
     for row in rows:
         seq += 1
         where = f"record {row.seq} of {row.journal}"
@@ -213,8 +271,10 @@ def break_in_chain(rows: Iterable[RecordRow], head: HeadRow, erased: Callable[[]
             return broken.message
         if parsed.seq != seq or parsed.prev != prev:
             return f"{where}: its bytes name another number or predecessor"
-        prev = row.hash.hex()
-    if (head.seq, head.hash.hex()) != (seq, prev):
+        if row.ordinal <= ordinal:
+            return f"{where}: its ordinal is not higher than that of the record before it"
+        prev, ordinal = row.hash.hex(), row.ordinal
+    if (head.seq, head.hash.hex(), head.ordinal) != (seq, prev, ordinal):
         return f"{head.journal}: the journal ends at record {seq}, its head says {head.seq}"
     return None
 

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from mulligan.store.blobs import BESIDE, BLOBS, BODIES, IN_PARTS, LOST, PARTS, READABLE, UNSYNCED, BlobRow, Blobs
 from mulligan.store.host import boot_id
-from mulligan.store.journal import HEADS, REFS, STORE_HEAD, STORE_JOURNAL, Journal, rows_by, rows_of_journal
+from mulligan.store.journal import HEADS, REFS, STORE_JOURNAL, Journal, rows_by, rows_of_journal, seal
 from mulligan.store.protocol import META, MetaRow, Store, Tx
 from mulligan.values.clock import Clock, parse_timestamp, timestamp
 from mulligan.values.digest import Digest, digest_from_raw, raw_digest
@@ -148,6 +148,8 @@ class BackgroundSync:
                     tx.delete(UNSYNCED, row.digest)
                 tx.put(META, MetaRow(MARK, at))
                 tx.delete(META, _FAILED)
+                # So the last records of a process do not wait for the next writer to be sealed.
+                seal(tx, at=at)
             if self._store.free_bytes() > _FREE_KEPT_BYTES:
                 self._store.reclaim_space(_VACUUM_PAGES)
         finally:
@@ -303,7 +305,7 @@ def _journals(tx: Tx) -> tuple[JournalUsage, ...]:
         for journal in {edge.journal for edge in edges}:
             blobs[journal] += 1
             blob_bytes[journal] += stored
-    heads = [head for head in tx.select(HEADS) if head.journal != STORE_HEAD]
+    heads = tx.select(HEADS)
     return tuple(
         JournalUsage(
             journal=head.journal,

@@ -25,6 +25,7 @@ from mulligan.store.originals import Originals
 from mulligan.store.protocol import (
     BlobStore,
     Durability,
+    Subjects,
     Table,
     Value,
     check_columns,
@@ -90,11 +91,12 @@ class MemoryStore:
         self._write_lock = shared_lock()
         self._writer: tuple[int, Holder] | None = None
         self._closing: list[Callable[[], None]] = []
+        self._ordinal = 0
 
-    def write(self) -> _MemoryWrite:
-        return _MemoryWrite(self)
+    def write(self, *, about: Subjects | None = None) -> _MemoryWrite:
+        return _MemoryWrite(self, about)
 
-    def begin_write(self, holder: Holder) -> _MemoryTx:
+    def begin_write(self, holder: Holder, about: Subjects | None) -> _MemoryTx:
         """Raises `nested_transaction`, unless an interrupt kept the open transaction from ending its block."""
         me, open_one = threading.get_ident(), self._writer
         if open_one is not None and open_one[0] == me:
@@ -103,10 +105,10 @@ class MemoryStore:
             release_interrupted_lock(self._write_lock)
         self._write_lock.acquire()
         self._writer = (me, holder)
-        return _MemoryTx(self._rows.copy(), writable=True)
+        return _MemoryTx(self._rows.copy(), writable=True, about=about, ordinal=self._ordinal)
 
     def publish(self, tx: _MemoryTx) -> None:
-        self._rows = tx.rows
+        self._rows, self._ordinal = tx.rows, tx.ordinal
 
     def end_write(self) -> None:
         self._writer = None
@@ -164,12 +166,13 @@ class MemoryStore:
 class _MemoryWrite:
     """The block of a write transaction."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: MemoryStore, about: Subjects | None) -> None:
         self.exit_held: Holder | None = None
         self._store = store
+        self._about = about
 
     def __enter__(self) -> _MemoryTx:
-        self._tx = self._store.begin_write(holder_of(self) or ref(self))
+        self._tx = self._store.begin_write(holder_of(self) or ref(self), self._about)
         return self._tx
 
     @block_exit
@@ -185,12 +188,22 @@ class _MemoryWrite:
 
 
 class _MemoryTx:
-    def __init__(self, rows: dict[str, _Rows], *, writable: bool) -> None:
+    def __init__(
+        self, rows: dict[str, _Rows], *, writable: bool, about: Subjects | None = None, ordinal: int = 0
+    ) -> None:
         self.rows = rows
-        self._writable = writable
+        self.about = about
+        self.is_alone = self._writable = writable
+        self.ordinal = ordinal
         self._ours: set[str] = set()
         self.ended = False
         self.dropped: list[Digest] = []
+
+    def next_ordinal(self) -> int:
+        if self.ended or not self._writable:
+            raise fault("internal", "Only an open write transaction numbers records.")
+        self.ordinal += 1
+        return self.ordinal
 
     def get(self, table: Table[R], *key: Value) -> R | None:
         found: R | None = self._of(table).by_key.get(_checked_key(table, key))

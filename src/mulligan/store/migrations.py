@@ -9,17 +9,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import apsw
 
 from mulligan.values import VERSION
+from mulligan.values.canonical import encode
 from mulligan.values.errors import MulliganError, fault
 
 Step: TypeAlias = Callable[[apsw.Connection], None]
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 WRITTEN_BY = "written_by"
@@ -58,7 +60,34 @@ def _to_4(connection: apsw.Connection) -> None:
     )
 
 
-STEPS: Mapping[int, Step] = MappingProxyType({1: _to_2, 2: _to_3, 3: _to_4})
+def _to_5(connection: apsw.Connection) -> None:
+    """Give each head the ordinal of its record, and replace the head of the whole store by a first seal."""
+    connection.execute(
+        """
+        DELETE FROM "heads" WHERE "journal" = '';
+        ALTER TABLE "heads" ADD COLUMN "ordinal" INTEGER;
+        UPDATE "heads" SET "ordinal" = coalesce((SELECT "ordinal" FROM "records"
+            WHERE "records"."journal" = "heads"."journal" AND "records"."seq" = "heads"."seq"), 0);
+        CREATE INDEX "heads_by_ordinal" ON "heads" ("ordinal");
+        """
+    )
+    heads: list[tuple[Any, ...]] = connection.execute('SELECT "journal", "seq", "hash", "at" FROM "heads"').fetchall()
+    if not heads:
+        return
+    named = {journal: {"seq": seq, "hash": digest.hex()} for journal, seq, digest, _ in heads}
+    at, prev = max(at for _, _, _, at in heads), "0" * 64
+    record = {"seq": 1, "kind": "store.sealed", "at": at, "payload": {"heads": named}, "prev": prev}
+    body = encode(record)
+    digest = sha256(prev.encode("ascii") + b"\n" + body).digest()
+    ordinal = connection.execute('SELECT max("ordinal") + 1 FROM "heads"').fetchall()[0][0]
+    columns = '("journal", "seq", "hash", "body", "ordinal") VALUES (?, ?, ?, ?, ?)'
+    connection.execute(f'INSERT INTO "records" {columns}', ("seals", 1, digest, body, ordinal))
+    columns = columns.replace("body", "at")
+    connection.execute(f'INSERT INTO "heads" {columns}', ("seals", 1, digest, at, ordinal))
+    connection.execute('INSERT INTO "meta" ("key", "value") VALUES (?, ?)', ("seals", "1"))
+
+
+STEPS: Mapping[int, Step] = MappingProxyType({1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5})
 """For each older version, the step that leads to the next one."""
 
 

@@ -131,6 +131,9 @@ def sort_key(value: Value) -> tuple[int, Any]:
 
 Durability = Literal["process", "power"]
 
+Subjects: TypeAlias = tuple[str, ...]
+"""Names of journals: of sessions, of workspaces, or of the store itself."""
+
 
 class Tx(Protocol):
     """One transaction. Its reads see its own writes, and everything that was committed before it began.
@@ -138,6 +141,23 @@ class Tx(Protocol):
     One thread uses a transaction, and it ends with its `with` block: if the block ends normally, everything is
     published at once; if it raises, nothing is. Using it after its end, or writing in a read transaction, raises.
     """
+
+    @property
+    def about(self) -> Subjects | None:
+        """The subjects of a write transaction; None: it may write about anything."""
+        ...
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other transaction writes between the begin and the end of this one."""
+        ...
+
+    def next_ordinal(self) -> int:
+        """The number of the next record: higher than that of every record that this transaction sees or has written.
+
+        If the transaction is alone, it is higher than that of every record of the store. Numbers may be missing.
+        """
+        ...
 
     def get(self, table: Table[R], *key: Value) -> R | None:
         """The row with this key, or None. In a write transaction nothing else can change it before our end."""
@@ -271,8 +291,12 @@ class Store(Protocol):
         """Variables by which a child process finds this store. They hold no secret."""
         ...
 
-    def write(self) -> AbstractContextManager[Tx]:
+    def write(self, *, about: Subjects | None = None) -> AbstractContextManager[Tx]:
         """A transaction that may write. Waits for other writers; raises `store_busy` if that takes too long.
+
+        `about` names every journal that the block appends to or decides by: its subjects. Blocks with a common subject
+        run one after another, in any process; an engine may run others side by side. Without `about` a block runs
+        alone. A block never runs twice, so an engine raises no error that asks the caller to try again.
 
         A second `write` inside one on the same thread raises `nested_transaction`.
         """

@@ -48,7 +48,7 @@ from mulligan.store.host import OwnerBytes, owner_bytes, record_process
 from mulligan.store.journal import Schema
 from mulligan.store.migrations import SCHEMA_VERSION, newer_store
 from mulligan.store.originals import Originals, wait_until_empty
-from mulligan.store.protocol import OWNERS, BlobStore, Durability, OwnerRow, Table, Value, check_update
+from mulligan.store.protocol import OWNERS, BlobStore, Durability, OwnerRow, Subjects, Table, Value, check_update
 from mulligan.store.secret_key import SecretKey
 from mulligan.store.sqlite_file import (
     BUSY_LIMIT_S,
@@ -414,8 +414,9 @@ class SqliteStore:
         with self._connection() as connection:
             prepare_file(connection, partial(create_statements, schema.tables), directory=self.directory)
 
-    def write(self) -> _SqliteWrite:
-        return _SqliteWrite(self, _is_checked=True)
+    def write(self, *, about: Subjects | None = None) -> _SqliteWrite:
+        # SQLite has one queue for all writers, so the subjects decide nothing here.
+        return _SqliteWrite(self, about, _is_checked=True)
 
     def read(self) -> _SqliteTx:
         return _SqliteTx(self)
@@ -682,6 +683,7 @@ class _SqliteTx:
     """
 
     _store: SqliteStore
+    about: Subjects | None = None
     _is_checked: bool = False
     _rows: dict[tuple[object, ...], Any] = field(default_factory=dict)
     ended: bool = True
@@ -690,6 +692,7 @@ class _SqliteTx:
     _connection: PooledConnection = field(init=False)
     _execute: Callable[..., apsw.Cursor] = field(init=False)
     _writable: ClassVar[bool] = False
+    is_alone: ClassVar[bool] = False
 
     def is_held(self) -> bool:
         """Whether its `with` statement still runs. An interrupt may have ended it early without calling `__exit__`."""
@@ -769,6 +772,9 @@ class _SqliteTx:
         terms = " AND ".join(f'"{name}" IS ?' for name in where or ()) or "1"
         return int(self._run(f'SELECT count(*) FROM "{table.name}" WHERE {terms}', tuple((where or {}).values()))[0][0])
 
+    def next_ordinal(self) -> int:
+        raise misuse_error()
+
     def put(self, table: Table[R], row: R) -> None:
         raise misuse_error()
 
@@ -826,6 +832,7 @@ class _SqliteWrite(_SqliteTx):
     """A transaction that may write. `block_exit` shows waiting writers whether an interrupt ended its block early."""
 
     _writable: ClassVar[bool] = True
+    is_alone: ClassVar[bool] = True
 
     @block_exit
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
@@ -835,6 +842,14 @@ class _SqliteWrite(_SqliteTx):
         self._store._end(self, writable=True, failed=kind is not None)
         if self.dropped and kind is None:
             delete_dropped_bodies(self._store, self.dropped)
+
+    def next_ordinal(self) -> int:
+        # Among the cached rows, because it stays right for as long as they do.
+        newest = self._rows.get(_NEWEST)
+        if newest is None:
+            newest = self._run('SELECT max("ordinal") FROM "heads"', ())[0][0] or 0
+        self._rows[_NEWEST] = newest = newest + 1
+        return int(newest)
 
     def put(self, table: Table[R], row: R) -> None:
         if self.ended:
@@ -871,6 +886,7 @@ class _SqliteWrite(_SqliteTx):
         return self._connection.changes() > 0
 
 
+_NEWEST = ("the newest ordinal",)
 _ROWS_MAX = 4_096
 _WRITE_ERRORS = (apsw.Error, OverflowError, UnicodeEncodeError, TypeError)
 

@@ -2,8 +2,8 @@
 
 What must hold:
 1. The engine has no complaint about its medium.
-2. Each journal is contiguous, its hashes chain, and its head names its last record; the head of the store counts all
-   records and chains their hashes in the order they were written.
+2. Each journal is contiguous, its hashes chain, its ordinals rise, and its head names its last record. Every record is
+   in a journal that has a head, and every record that a seal names is there.
 3. Each blob a record names has a row, and the edges between them (REFS) are those the records name.
 4. Each blob unpacks to the bytes of its digest. If a blob has no body, a record says why.
 5. Folding the journals from their start gives the projected tables.
@@ -37,9 +37,9 @@ from mulligan.store.journal import (
     PAGE_ROWS,
     RECORDS,
     REFS,
-    STORE_HEAD,
+    SEALED,
+    SEALS,
     Erased,
-    HeadRow,
     Record,
     RecordRow,
     Schema,
@@ -50,7 +50,7 @@ from mulligan.store.journal import (
     rows_of_journal,
 )
 from mulligan.store.memory import MemoryStore
-from mulligan.store.protocol import Store, Table, Tx, Value
+from mulligan.store.protocol import META, Store, Table, Tx, Value
 from mulligan.values.clock import SystemClock
 from mulligan.values.digest import digest_from_raw, raw_digest
 from mulligan.values.errors import INTEGRITY_CODES, MulliganError, fault
@@ -120,6 +120,8 @@ class _Check:
     progress: Progress
     gone: dict[str, set[str]] = field(default_factory=lambda: {EVICTED: set(), LOST: set()})
     """Digests of the blobs that records name as evicted and as lost."""
+    sealed: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """The newest record of each journal that a seal names: its number and its hash."""
     broken_journals: bool = False
     records: int = 0
     edges: int = 0
@@ -143,19 +145,20 @@ class _Check:
         self.progress("database file", 1, 1)
 
     def journals(self) -> Iterator[Problem]:
-        heads = {head.journal: head for head in self.tx.select(HEADS)}
-        whole = heads.pop(STORE_HEAD, HeadRow(STORE_HEAD, 0, bytes(32), ""))
         total = self.tx.count(RECORDS)
         sound = True
-        for head in heads.values():
+        for head in self.tx.select(HEADS):
             missing: list[Problem] = []
             problem = break_in_chain(self._checked_rows(head.journal, total, missing), head, self._erased)
             yield from missing
             if problem is not None:
                 sound = False
                 yield Problem("journal", head.journal, problem)
+        if sound and total != self.records:
+            counted = f"{total} records exist, {self.records} of them in a journal that has a head"
+            yield Problem("journal", "all journals", counted)
         if sound:
-            yield from self._check_store_head(whole, total, list(heads))
+            yield from self._check_seals()
         if sound and self.edges != self.tx.count(REFS):
             listed = self.tx.count(REFS)
             words = f"the store lists {listed} references to blobs, the records name {self.edges}"
@@ -177,24 +180,24 @@ class _Check:
             for place, endings in _GONE_KINDS.items():
                 if record.kind.endswith(endings):
                     self.gone[place].update(record.payload.get("digests", ()))
+            if record.kind == SEALED:
+                for name, newest in record.payload["heads"].items():
+                    self.sealed[name] = (newest["seq"], newest["hash"])
             self.progress("records", self.records, total)
 
     def _erased(self) -> Erased:
         return erased_records(self.tx)
 
-    def _check_store_head(self, whole: HeadRow, total: int, journals: list[str]) -> Iterator[Problem]:
-        """The head of the store against the records that were found."""
-        if not total == self.records == whole.seq:
-            counted = f"{whole.seq} were written, {total} exist, {self.records} are in a journal"
-            yield Problem("journal", "all journals", f"there are too few or too many records: {counted}")
-            return
-        line = bytes(32)
-        for ordinal, row in enumerate(_in_order(self.tx, journals), start=1):
-            if row.ordinal != ordinal:
-                break
-            line = sha256(line + row.hash).digest()
-        if line != whole.hash:
-            yield Problem("journal", "all journals", "the order of the records does not match the store's head")
+    def _check_seals(self) -> Iterator[Problem]:
+        """What the seals name must be there; the chains show that everything before it is."""
+        for journal, (seq, digest) in self.sealed.items():
+            row = self.tx.get(RECORDS, journal, seq)
+            if row is None or row.hash.hex() != digest:
+                yield Problem("journal", journal, f"a seal names record {seq} of this journal, and it is not there")
+        written, head = self.tx.get(META, SEALS), self.tx.get(HEADS, SEALS)
+        if written is not None and written.value != str(head.seq if head else 0):
+            found = head.seq if head else 0
+            yield Problem("journal", SEALS, f"the store has {found} seals, and {written.value} were written")
 
     def journal(self, journal: str) -> Iterator[Problem]:
         head = self.tx.get(HEADS, journal)
@@ -350,7 +353,7 @@ def _has_wrong_type(table: Table[Any], row: object) -> bool:
 def fold_into(rebuilt: Store, tx: Tx, schema: Schema, progress: Progress = _no_progress) -> Problem | None:
     """Fold all records, in the order they were written, into an empty store. Answers the first that does not fold."""
     total, done = tx.count(RECORDS), 0
-    journals = [head.journal for head in tx.select(HEADS) if head.journal != STORE_HEAD]
+    journals = [head.journal for head in tx.select(HEADS)]
     rows = _in_order(tx, journals)
     while batch := [parse_record(row) for row in islice(rows, PAGE_ROWS)]:
         with rebuilt.write() as fresh:
@@ -381,7 +384,7 @@ def _project(schema: Schema, fresh: Tx, record: Record) -> Problem | None:
 
 
 def _in_order(tx: Tx, journals: list[str]) -> Iterator[RecordRow]:
-    """All records in the order they were written, with only a page of each journal in memory."""
+    """All records in the order of their ordinals, with only a page of each journal in memory."""
     page_rows = max(8, PAGE_ROWS // max(1, len(journals)))
     return heapq.merge(*(rows_of_journal(tx, journal, page_rows) for journal in journals), key=attrgetter("ordinal"))
 

@@ -22,7 +22,7 @@ import anyio.to_thread
 
 from mulligan.session.subscribers import live_events_in
 from mulligan.session.transcript_log import Archive
-from mulligan.store.journal import HEADS, RECORDS, STORE_HEAD, RecordRow, parse_record
+from mulligan.store.journal import HEADS, ORDINAL_END, RECORDS, HeadRow, RecordRow, parse_record
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import encode
 from mulligan.values.clock import monotonic_s
@@ -106,7 +106,6 @@ class EventReader:
     _first: int = 0
     """every event after this ordinal is in the ring"""
     _seen: int = 0
-    _heads: dict[str, int] = field(default_factory=dict)
     _waiting: set[asyncio.Event] = field(default_factory=set)
     _loop: asyncio.AbstractEventLoop | None = None
     _thread: threading.Thread | None = None
@@ -120,8 +119,8 @@ class EventReader:
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         with self.archive.store.read() as tx:
-            self._heads = {row.journal: row.seq for row in tx.select(HEADS)}
-        self._first = self._seen = self._heads.pop(STORE_HEAD, 0)
+            newest = tx.select(HEADS, order=("ordinal",), descending=True, limit=1)
+        self._first = self._seen = newest[0].ordinal if newest else 0
         self._thread = threading.Thread(target=self._run, name="mulligan-events", daemon=True)
         self._thread.start()
 
@@ -153,17 +152,13 @@ class EventReader:
     def _look(self) -> list[LiveEvent]:
         """The events of all records since the last look, in the order of the records."""
         with self.archive.store.read() as tx:
-            whole = tx.get(HEADS, STORE_HEAD)
-            if whole is None or whole.seq == self._seen:
-                return []
             found: list[LiveEvent] = []
-            for head in tx.select(HEADS):
-                known = self._heads.get(head.journal, 0)
-                if head.journal != STORE_HEAD and head.seq > known:
-                    self._heads[head.journal] = head.seq
-                    for row in _records(tx, head.journal, known):
-                        found += events_in(tx, self.archive, row)
-        self._seen = whole.seq
+            changed = _changed_since(tx, self._seen)
+            for head in changed:
+                for row in _records(tx, head.journal, _first_after(tx, head, self._seen) - 1):
+                    found += events_in(tx, self.archive, row)
+        if changed:
+            self._seen = changed[-1].ordinal
         return sorted(found, key=lambda event: event.ordinal)
 
     def _publish(self, found: list[LiveEvent]) -> None:
@@ -244,13 +239,9 @@ class EventReader:
         """The first events after an ordinal, from the journals."""
         with self.archive.store.read() as tx:
             rows: list[RecordRow] = []
-            for head in tx.select(HEADS):
-                if head.journal == STORE_HEAD:
-                    continue
-                newest = tx.get(RECORDS, head.journal, head.seq)
-                if newest is not None and newest.ordinal > after:
-                    first = _first_after(tx, head.journal, head.seq, after)
-                    rows += tx.select(RECORDS, {"journal": head.journal}, between=("seq", first, first + _PAGE_RECORDS))
+            for head in _changed_since(tx, after):
+                first = _first_after(tx, head, after)
+                rows += tx.select(RECORDS, {"journal": head.journal}, between=("seq", first, first + _PAGE_RECORDS))
             rows = sorted(rows, key=lambda row: row.ordinal)[:_PAGE_RECORDS]
             found = [event for row in rows for event in events_in(tx, self.archive, row)]
             if rows and (not found or found[-1].ordinal != rows[-1].ordinal):
@@ -265,12 +256,17 @@ def _records(tx: Tx, journal: str, after: int) -> Iterator[RecordRow]:
         after = rows[-1].seq
 
 
-def _first_after(tx: Tx, journal: str, newest: int, ordinal: int) -> int:
+def _changed_since(tx: Tx, ordinal: int) -> list[HeadRow]:
+    """The journals with a record after an ordinal, in the order of their newest records."""
+    return tx.select(HEADS, between=("ordinal", ordinal + 1, ORDINAL_END), order=("ordinal",))
+
+
+def _first_after(tx: Tx, head: HeadRow, ordinal: int) -> int:
     """The first record of a journal that came after an ordinal. Ordinals rise with the place in a journal."""
-    low, high = 1, newest
+    low, high = 1, head.seq
     while low < high:
         middle = (low + high) // 2
-        row = tx.get(RECORDS, journal, middle)
+        row = tx.get(RECORDS, head.journal, middle)
         if row is None or row.ordinal <= ordinal:
             low = middle + 1
         else:
