@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import apsw
 
@@ -39,7 +40,8 @@ def as_format_2(home: Path, into: Path) -> None:
     connection.execute("DELETE FROM meta WHERE key = 'seals'; DROP INDEX heads_by_ordinal")
     connection.execute("ALTER TABLE heads DROP COLUMN ordinal")
     count, line = 0, bytes(32)
-    for (digest,) in connection.execute("SELECT hash FROM records ORDER BY ordinal").fetchall():
+    hashes: list[Any] = connection.execute("SELECT hash FROM records ORDER BY ordinal").fetchall()
+    for (digest,) in hashes:
         count, line = count + 1, sha256(line + digest).digest()
     connection.execute("INSERT INTO heads VALUES ('', ?, ?, (SELECT max(at) FROM heads))", (count, line))
     for table, column in (("roots", "host"), ("roots", "key"), ("sessions", "anonymous")):

@@ -47,9 +47,9 @@ def test_a_store_of_format_4_opens_verifies_and_has_the_same_log(name: str, tmp_
     assert run("log", "--root", str(BASE / name)) == log_of(name)
     assert run("verify")["ok"]
     with closing(apsw.Connection(str(tmp_path / "home" / "store.db.format-4"))) as copy:
-        (journals,) = copy.execute("SELECT group_concat(journal, ' ') FROM heads WHERE journal <> ''").fetchall()[0]
+        journals = {journal for (journal,) in copy.execute("SELECT journal FROM heads WHERE journal <> ''")}
         assert copy.pragma("user_version") == 4
     with closing(apsw.Connection(str(tmp_path / "home" / "store.db"))) as migrated:
-        (seal,) = migrated.execute("SELECT body FROM records WHERE journal = 'seals' AND seq = 1").fetchall()[0]
-    assert sorted(json.loads(seal)["payload"]["heads"]) == sorted(journals.split(" "))
+        (seal,) = migrated.execute("SELECT body FROM records WHERE journal = 'seals' AND seq = 1")
+    assert json.loads(str(bytes(seal[0]), "utf-8"))["payload"]["heads"].keys() == journals
     shutil.rmtree(tmp_path / "home")
