@@ -1,7 +1,9 @@
-"""Counts the calls of Mulligan's own functions in one warm request. Run by tests in a process of its own.
+"""Counts the calls of Mulligan's own functions in one warm request, and what it asks of SQLite. Run by tests in a
+process of its own.
 
-`python call_events.py write|undo|command`: prints the number of calls, of files that they are in, and how often a store
-was opened, as JSON. Imports are left out: the third request is counted.
+`python call_events.py write|undo|command`: prints the number of calls, of files that they are in, how often a store was
+opened, and the numbers of transactions, of other statements, and of pages written to SQLite's log, as JSON. Imports are
+left out: the third request is counted. Statements of other threads are, too.
 """
 
 from __future__ import annotations
@@ -11,10 +13,13 @@ import json
 import os
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import redirect_stdout
+from contextlib import closing, redirect_stdout
 from types import FrameType
+
+import apsw
 
 import mulligan
 from mulligan.cli import run
@@ -23,20 +28,58 @@ SOURCE = os.path.dirname(os.path.abspath(mulligan.__file__)) + os.sep
 OPENED = (os.path.join("store", "sqlite.py"), "SqliteStore.__init__")
 
 
+class Statements:
+    """Counts the statements of one thread on every connection that is opened from now on."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] | None = None
+        self._thread = threading.get_ident()
+        apsw.connection_hooks.append(self._follow)
+
+    def _follow(self, connection: apsw.Connection) -> None:
+        connection.exec_trace = self._note
+
+    def _note(self, _cursor: apsw.Cursor, sql: str, _values: object) -> bool:
+        if self.seen is not None and threading.get_ident() == self._thread:
+            self.seen.append(sql.split(maxsplit=1)[0])
+        return True
+
+
+STATEMENTS = Statements()
+
+
+def log_pages() -> int:
+    """The pages in the log of the store. A checkpoint may begin the log anew."""
+    with closing(apsw.Connection(os.path.join(os.environ["MULLIGAN_HOME"], "store.db"))) as reader:
+        # SQLite looks at the log only when it reads.
+        reader.execute("SELECT 1 FROM sqlite_schema").fetchall()
+        return max(0, reader.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0])
+
+
 def counted(act: Callable[[], object]) -> dict[str, int]:
     calls: Counter[tuple[str, str]] = Counter()
+    pages = log_pages()
 
     def note(frame: FrameType, event: str, _: object) -> None:
         name = frame.f_code.co_filename
         if event == "call" and name.startswith(SOURCE):
             calls[name[len(SOURCE) :], frame.f_code.co_qualname] += 1
 
+    STATEMENTS.seen = asked = []
     sys.setprofile(note)
     try:
         act()
     finally:
         sys.setprofile(None)
-    return {"events": calls.total(), "files": len({file for file, _ in calls}), "stores_opened": calls[OPENED]}
+        STATEMENTS.seen = None
+    return {
+        "events": calls.total(),
+        "files": len({file for file, _ in calls}),
+        "stores_opened": calls[OPENED],
+        "transactions": asked.count("BEGIN"),
+        "statements": len(asked) - asked.count("BEGIN") - asked.count("COMMIT"),
+        "pages": log_pages() - pages,
+    }
 
 
 def fewest(found: Iterable[dict[str, int]]) -> dict[str, int]:

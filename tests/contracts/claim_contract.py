@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +12,7 @@ from mulligan.store.protocol import CLAIMS, Claim, ClaimRow, Store, blockers, cl
 from mulligan.testing.world import Actor, Seed, SeededIds, World
 from mulligan.values.ids import CallId
 from tests.contracts.store_under_test import TIMEOUT_S, StoreContractBase, contract_settings
-from tests.contracts.tables import THINGS, Thing
+from tests.contracts.tables import CONTRACT_SCHEMA, THINGS, Thing
 
 places = st.sampled_from([b"/r", b"/r/a", b"/r/a/b", b"/r/a/b/c", b"/r/a-", b"/r/a0", b"/r/a/b\xff", b"/s"])
 wants = st.lists(st.builds(Claim, places, st.booleans()), min_size=1, max_size=3)
@@ -52,6 +53,39 @@ class ClaimContract(StoreContractBase):
             claim(tx, CallId("2"), [Claim(b"/s")])
             release(tx, CallId("1"))
             assert tx.select(CLAIMS) == [ClaimRow(b"/s", "2")]
+
+    def test_a_selection_that_was_empty_has_what_was_put_since(self, store: Store) -> None:
+        plain, deep = ClaimRow(b"/r/a", "1"), ClaimRow(b"/r/b", "1", 1)
+        with store.write() as tx:
+            assert (tx.select(CLAIMS, {"deep": 1}), tx.select(CLAIMS, {"call": "1"})) == ([], [])
+        with store.write() as tx:
+            claim(tx, CallId("1"), [Claim(b"/r/a")])
+            assert (tx.select(CLAIMS, {"deep": 1}), tx.select(CLAIMS, {"call": "1"})) == ([], [plain])
+            claim(tx, CallId("1"), [Claim(b"/r/b", True)])
+            assert (tx.select(CLAIMS, {"deep": 1}), tx.select(CLAIMS, {"call": "1"})) == ([deep], [plain, deep])
+        with pytest.raises(LookupError), store.write() as tx:
+            assert tx.select(CLAIMS, {"call": "2"}) == []
+            claim(tx, CallId("2"), [Claim(b"/s")])
+            raise LookupError
+        with store.write() as tx:
+            assert tx.select(CLAIMS, {"call": "2"}) == []
+            tx.update(CLAIMS, b"/r/a", call="2")
+            assert tx.select(CLAIMS, {"call": "2"}) == [ClaimRow(b"/r/a", "2")]
+        with store.read() as read:
+            assert (read.select(CLAIMS, {"call": "3"}), read.select(CLAIMS, {"deep": 1})) == ([], [deep])
+
+    def test_a_selection_that_was_empty_has_what_another_opening_put(self, directory: str) -> None:
+        one, other = (self.open_store(directory, CONTRACT_SCHEMA) for _ in range(2))
+        for reader in (one.read, one.write):
+            with reader() as tx:
+                assert tx.select(CLAIMS, {"deep": 1}) == []
+        with other.write() as tx:
+            claim(tx, CallId("1"), [Claim(b"/r", True)])
+        for reader in (one.read, one.write):
+            with reader() as tx:
+                assert tx.select(CLAIMS, {"deep": 1}) == ([ClaimRow(b"/r", "1", 1)] if self.lasts else [])
+        one.close()
+        other.close()
 
     def test_the_older_waits_and_the_younger_gives_up(self, store: Store) -> None:
         ids = SeededIds()

@@ -7,7 +7,7 @@ journals, blobs and claims in files of their own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -38,6 +38,30 @@ class TransactionContract(StoreContractBase):
             assert (tx.get(THINGS, "a", 1), tx.count(THINGS), tx.select(THINGS)) == (BOX, 1, [BOX])
             tx.delete(THINGS, "a", 1)
             assert (tx.get(THINGS, "a", 1), tx.count(THINGS), tx.select(THINGS)) == (None, 0, [])
+
+    def test_every_verb_sees_the_rows_that_were_just_put(self, store: Store) -> None:
+        rows = [Thing("a", number, "box", number) for number in range(150)]
+        self.fill(store, Thing("a", 0), Thing("old", 1))
+        with store.write() as tx:
+            for row in rows:
+                tx.put(THINGS, row)
+            assert (tx.get(THINGS, "a", 149), tx.has(THINGS, "a", 148), tx.has(THINGS, "a", 150)) == (
+                rows[149],
+                True,
+                False,
+            )
+            tx.put(THINGS, Thing("b", 1))
+            assert (tx.delete(THINGS, "b", 1), tx.delete(THINGS, "b", 1), tx.get(THINGS, "b", 1)) == (True, False, None)
+            tx.put(THINGS, Thing("b", 2))
+            assert (tx.update(THINGS, "b", 2, label="new"), tx.update(THINGS, "b", 3, label="new")) == (True, False)
+            assert tx.get(THINGS, "b", 2) == Thing("b", 2, "new")
+            tx.put(THINGS, Thing("b", 2, "newer"))
+            assert tx.select(THINGS, {"label": "newer"}) == [Thing("b", 2, "newer")]
+            tx.put(PARCELS, Parcel("p", b"x"))
+            assert (tx.get(PARCELS, "p"), tx.has(PARCELS, "p"), tx.count(PARCELS)) == (Parcel("p", b"x"), True, 1)
+            tx.put(PARCELS, Parcel("p", b"y"))
+            assert (tx.get(PARCELS, "p"), tx.count(THINGS)) == (Parcel("p", b"y"), 152)
+        assert self.things(store) == [*rows, Thing("b", 2, "newer"), Thing("old", 1)]
 
     @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
     def test_an_exception_undoes_every_write_and_propagates(self, store: Store, error: type[BaseException]) -> None:
@@ -273,11 +297,6 @@ class LifecycleContract(StoreContractBase):
         assert (self.things(other) == seen) is self.lasts
         one.close()
         other.close()
-
-    @pytest.fixture
-    def directory(self) -> Iterator[str]:
-        with self.scratch() as directory:
-            yield directory
 
 
 class StoreContract(

@@ -45,6 +45,11 @@ class StoreContractBase(ABC):
         with self.fresh() as store:
             yield store
 
+    @pytest.fixture
+    def directory(self) -> Iterator[str]:
+        with self.scratch() as directory:
+            yield directory
+
     @contextmanager
     def fresh(self) -> Iterator[Store]:
         """An empty store, closed at the end of the block."""

@@ -27,7 +27,8 @@ from tests.contracts.tables import CONTRACT_SCHEMA
 def fill(store: SqliteStore, size: int, *, rounds: int) -> tuple[int, str]:
     """Store blobs and records until the rounds or the space are over: how many, and the fault's code."""
     blobs, journal, done = Blobs(store, SteppingClock()), Journal(CONTRACT_SCHEMA), 0
-    random = Random(size)
+    # Bytes that the store does not have yet: a record alone may still find room where a body does not.
+    random = Random(f"{size} bytes, {rounds} rounds")
     try:
         for _ in range(rounds):
             digest = blobs.store(random.randbytes(size))

@@ -313,7 +313,7 @@ CALL_PARTS: Table[CallPartRow] = Table("call_parts", CallPartRow, key=("call", "
 CHANGES: Table[ChangeRow] = Table(
     "changes", ChangeRow, key=("call", "path"), indexes=(("place", "wseq"),), projected=True
 )
-REDO: Table[RedoRow] = Table("redo", RedoRow, key=("session", "call"), projected=True)
+REDO: Table[RedoRow] = Table("redo", RedoRow, key=("session", "call"), projected=True, sparse=True)
 SCOPES: Table[ScopeRow] = Table("scopes", ScopeRow, key=("session", "scope"), projected=True)
 CAPTURES: Table[CaptureRow] = Table("captures", CaptureRow, key=("session", "scope", "path"), projected=True)
 PINS: Table[PinRow] = Table("pins", PinRow, key=("call",), projected=True)

@@ -39,7 +39,8 @@ R = TypeVar("R")
 class Table(Generic[R]):
     """`projected` tables are folds of the journals and are rebuilt and compared by `verify`.
 
-    An engine may cache rows in memory that it has read, unless the table is `large`.
+    An engine may cache rows in memory that it has read, unless the table is `large`. A selection of a `sparse` table is
+    mostly empty, and an engine may remember that it was.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Table(Generic[R]):
     indexes: tuple[tuple[str, ...], ...] = ()
     projected: bool = False
     large: bool = False
+    sparse: bool = False
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -371,7 +373,7 @@ class ClaimRow:
 SPOOL = b"\0spool/"
 """How the place of a claim begins that stands for all claims in the spool of its call (`history.tables`)."""
 
-CLAIMS: Table[ClaimRow] = Table("claims", ClaimRow, key=("place",), indexes=(("deep",),))
+CLAIMS: Table[ClaimRow] = Table("claims", ClaimRow, key=("place",), indexes=(("deep",),), sparse=True)
 
 
 @fast_dataclass(slots=True, frozen=True, order=True)

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import field
 from functools import cache, lru_cache, partial
 from glob import escape, glob
-from itertools import starmap
+from itertools import chain, starmap
 from typing import Any, ClassVar, Self, TypeVar
 from weakref import WeakSet
 
@@ -88,12 +88,12 @@ def has_sql(table: Table[Any]) -> str:
 
 
 @cache
-def put_sql(table: Table[Any]) -> str:
+def put_sql(table: Table[Any], count: int = 1) -> str:
     """An upsert, because SQLite's REPLACE deletes the old row first. It writes every index; `update_sql` does not."""
-    marks = ", ".join("?" * len(table.columns))
+    marks = ", ".join([f"({', '.join('?' * len(table.columns))})"] * count)
     changed = ", ".join(f'"{name}" = excluded."{name}"' for name in table.columns if name not in table.key)
     action = f"UPDATE SET {changed}" if changed else "NOTHING"
-    insert = f'INSERT INTO "{table.name}" ({column_list(table.columns)}) VALUES ({marks})'
+    insert = f'INSERT INTO "{table.name}" ({column_list(table.columns)}) VALUES {marks}'
     return f"{insert} ON CONFLICT ({column_list(table.key)}) DO {action}"
 
 
@@ -501,6 +501,8 @@ class SqliteStore:
                     connection.checked_data = connection.data_version()
             else:
                 try:
+                    if tx._waiting:
+                        tx._write_waiting()
                     tx._execute("COMMIT")
                 except apsw.Error as error:
                     _roll_back(connection)
@@ -689,6 +691,8 @@ class _SqliteTx:
     ended: bool = True
     exit_held: Holder | None = None
     dropped: list[Digest] = field(default_factory=list)
+    _waiting: dict[Table[Any], dict[tuple[Value, ...], tuple[Value, ...]]] = field(default_factory=dict)
+    """Rows that were put and are not in the database yet, by table and key; only a writer has any."""
     _connection: PooledConnection = field(init=False)
     _execute: Callable[..., apsw.Cursor] = field(init=False)
     _writable: ClassVar[bool] = False
@@ -697,6 +701,9 @@ class _SqliteTx:
     def is_held(self) -> bool:
         """Whether its `with` statement still runs. An interrupt may have ended it early without calling `__exit__`."""
         return self.exit_held is None or self.exit_held() is not None
+
+    def _write_waiting(self) -> None:
+        raise misuse_error()
 
     def __enter__(self) -> Self:
         store = self._store
@@ -724,6 +731,8 @@ class _SqliteTx:
         # The same as `_run`. Most statements of Mulligan are `get`, so another function call here would cost much.
         if self.ended:
             raise misuse_error()
+        if table in self._waiting and key in self._waiting[table]:
+            return table.row(*self._waiting[table][key])
         try:
             found = self._execute(get_sql(table), key).fetchall()
             if not self._is_checked:
@@ -737,7 +746,9 @@ class _SqliteTx:
 
     def has(self, table: Table[R], *key: Value) -> bool:
         name = (table, *key)
-        return self._rows[name] is not None if name in self._rows else bool(self._run(has_sql(table), key))
+        if name in self._rows and not self.ended:
+            return self._rows[name] is not None
+        return key in self._waiting.get(table, ()) or bool(self._run(has_sql(table), key))
 
     def select(
         self,
@@ -758,6 +769,13 @@ class _SqliteTx:
             values += between[1:]
         if self.ended:
             raise misuse_error()
+        if table in self._waiting:
+            self._write_waiting()
+        known = None
+        if table.sparse and between is None and self._is_checked:
+            known = self._rows.setdefault((table, _EMPTY), set())
+            if (*where.items(),) in known:
+                return []
         ranged = None if between is None else between[0]
         sql = _select_sql(table, tuple(where), nulls, ranged=ranged, order=order or table.key, descending=descending)
         try:
@@ -766,9 +784,13 @@ class _SqliteTx:
                 self._check_read()
         except (apsw.Error, UnicodeDecodeError) as error:
             raise self._read_fault(error) from error
+        if known is not None and not found:
+            known.add((*where.items(),))
         return list(starmap(table.row, found))
 
     def count(self, table: Table[R], where: Mapping[str, Value] | None = None) -> int:
+        if table in self._waiting:
+            self._write_waiting()
         terms = " AND ".join(f'"{name}" IS ?' for name in where or ()) or "1"
         return int(self._run(f'SELECT count(*) FROM "{table.name}" WHERE {terms}', tuple((where or {}).values()))[0][0])
 
@@ -847,6 +869,7 @@ class _SqliteWrite(_SqliteTx):
         # Among the cached rows, because it stays right for as long as they do.
         newest = self._rows.get(_NEWEST)
         if newest is None:
+            self._write_waiting()
             newest = self._run('SELECT max("ordinal") FROM "heads"', ())[0][0] or 0
         self._rows[_NEWEST] = newest = newest + 1
         return int(newest)
@@ -855,19 +878,50 @@ class _SqliteWrite(_SqliteTx):
         if self.ended:
             raise misuse_error()
         values = table.values_of(row)
-        try:
-            self._execute(put_sql(table), values)
-        except _WRITE_ERRORS as error:
-            raise write_fault(error) from error
+        key = table.key_in(values)
+        # Written before the commit, or before a read needs it, in one statement with the other rows of its table.
+        waiting = self._waiting.get(table)
+        if waiting is None:
+            waiting = self._waiting[table] = {}
+        waiting[key] = values
+        if len(waiting) == _WAITING_MAX:
+            self._write_waiting()
         if not table.large:
             if len(self._rows) > _ROWS_MAX:
                 self._rows.clear()
-            self._rows[table, *table.key_in(values)] = row
+            self._rows[table, *key] = row
+            if table.sparse:
+                self._note_present(table, row)
+
+    def _note_present(self, table: Table[R], row: R) -> None:
+        """Forget the selections that were empty and would have this row."""
+        known = self._rows.get((table, _EMPTY), ())
+        for where in tuple(known):
+            for column, value in where:
+                if getattr(row, column) != value:
+                    break
+            else:
+                known.discard(where)
+
+    def _write_waiting(self) -> None:
+        try:
+            for table, rows in self._waiting.items():
+                if len(rows) == 1:
+                    for values in rows.values():
+                        self._execute(put_sql(table), values)
+                else:
+                    self._execute(put_sql(table, len(rows)), [*chain.from_iterable(rows.values())])
+        except _WRITE_ERRORS as error:
+            raise write_fault(error) from error
+        self._waiting.clear()
 
     def update(self, table: Table[R], /, *key: Value, **columns: Value) -> bool:
         if self.ended:
             raise misuse_error()
         self._rows.pop((table, *key), None)
+        self._rows.pop((table, _EMPTY), None)
+        if table in self._waiting:
+            self._write_waiting()
         try:
             self._execute(update_sql(table, tuple(columns)), (*columns.values(), *key))
         except _WRITE_ERRORS as error:
@@ -879,6 +933,8 @@ class _SqliteWrite(_SqliteTx):
             raise misuse_error()
         if not table.large:
             self._rows[table, *key] = None
+        if table in self._waiting:
+            self._write_waiting()
         try:
             self._execute(delete_sql(table), key)
         except _WRITE_ERRORS as error:
@@ -886,6 +942,8 @@ class _SqliteWrite(_SqliteTx):
         return self._connection.changes() > 0
 
 
+_EMPTY = object()
+_WAITING_MAX = 64
 _NEWEST = ("the newest ordinal",)
 _ROWS_MAX = 4_096
 _WRITE_ERRORS = (apsw.Error, OverflowError, UnicodeEncodeError, TypeError)
