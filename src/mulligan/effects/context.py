@@ -102,9 +102,10 @@ def _read_boundary(
 
 def end_boundary(open_root: OpenRoot, session: SessionId) -> int:
     ended = now_ns(open_root.ledger.clock)
-    with open_root.ledger.store.write() as tx:
+    journal = session_journal(session)
+    with open_root.ledger.store.write(about=(journal,)) as tx:
         body = {"session": session, "ended_at_ns": ended}
-        open_root.ledger.journal.append(tx, session_journal(session), "boundary.ended", body, at=open_root.ledger.now())
+        open_root.ledger.journal.append(tx, journal, "boundary.ended", body, at=open_root.ledger.now())
     return ended
 
 

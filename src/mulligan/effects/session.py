@@ -174,10 +174,11 @@ class _TurnEnding:
         ledger = self._open_root.ledger
         ledger.session(self._session, self._open_root.root)
         body = {"session": self._session, "turn": self._turn, "prompt": prompt, "owner": ledger.store.owner()}
-        with ledger.store.write() as tx:
+        journal = session_journal(self._session)
+        with ledger.store.write(about=(journal,)) as tx:
             check(tx)
             self._has_begun = True
-            ledger.journal.append(tx, session_journal(self._session), "turn.opened", body, at=ledger.now())
+            ledger.journal.append(tx, journal, "turn.opened", body, at=ledger.now())
         for block in self._blocks:
             block.enter(holder)
 
@@ -192,11 +193,12 @@ class _TurnEnding:
 
     def _record_end(self) -> None:
         ledger = self._open_root.ledger
-        with ledger.store.write() as tx:
+        journal = session_journal(self._session)
+        with ledger.store.write(about=(journal,)) as tx:
             row = tx.get(TURNS, self._session, self._turn)
             if row is not None and row.is_open:
                 body = {"session": self._session, "turn": self._turn}
-                ledger.journal.append(tx, session_journal(self._session), "turn.ended", body, at=ledger.now())
+                ledger.journal.append(tx, journal, "turn.ended", body, at=ledger.now())
 
     def abort_orphan(self) -> None:
         """End the turn. Its calls are aborted separately."""

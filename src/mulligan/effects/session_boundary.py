@@ -54,8 +54,8 @@ def open_session(open_root: OpenRoot, asked: params.OpenSession, *, default: Bou
     }
     body = {"session": session, "boundary": boundary, "started_at_ns": started, "expires_at_ns": expires}
     open_root.ledger.session(session, open_root.root)
-    with open_root.ledger.store.write() as tx:
-        journal = session_journal(session)
+    journal = session_journal(session)
+    with open_root.ledger.store.write(about=(journal,)) as tx:
         open_root.ledger.journal.append(tx, journal, "boundary.attached", body, at=open_root.ledger.now())
     return {"session_id": session, "started_at_ns": started, "expires_at_ns": expires}
 

@@ -419,8 +419,9 @@ class StoreArchive:
             text = ledger.blobs.store(text.encode("utf-8"))
             refs = [parse_digest(text)]
         body = {"session": self._session, "name": checkpoint.tool_call_id, "body": text}
-        with ledger.store.write() as tx:
-            ledger.journal.append(tx, session_journal(self._session), RECORDED, body, at=ledger.now(), refs=refs)
+        journal = session_journal(self._session)
+        with ledger.store.write(about=(journal,)) as tx:
+            ledger.journal.append(tx, journal, RECORDED, body, at=ledger.now(), refs=refs)
         return True
 
     def get(self, tool_call_id: str) -> ToolCheckpoint | None:

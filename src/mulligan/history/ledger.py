@@ -293,10 +293,11 @@ class Ledger:
             if tx.has(SESSIONS, session):
                 self.sessions.add(session)
                 return
-        with self.store.write() as tx:
+        journal = session_journal(session)
+        with self.store.write(about=(journal,)) as tx:
             if not tx.has(SESSIONS, session):
                 body = {"session": session, "root": root.id} | ({"anonymous": True} if anonymous else {})
-                self.journal.append(tx, session_journal(session), "session.opened", body, at=self.now())
+                self.journal.append(tx, journal, "session.opened", body, at=self.now())
 
     # The steps of a call.
 

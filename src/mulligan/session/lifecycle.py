@@ -93,9 +93,12 @@ class SessionAccess:
             yield tx
 
     @contextmanager
-    def write(self, verb: str) -> Iterator[Tx]:
-        """A transaction that writes. Raises like `check_open`. Subscribers receive the new records after the commit."""
-        with self.archive.store.write() as tx:
+    def write(self, verb: str, *, about_others: bool = False) -> Iterator[Tx]:
+        """A transaction that writes. Raises like `check_open`. Subscribers receive the new records after the commit.
+
+        `about_others`: it writes about other sessions too.
+        """
+        with self.archive.store.write(about=None if about_others else (session_journal(self.id),)) as tx:
             self.check_open(tx, verb)
             yield tx
         wake_subscribers(self.archive.store)

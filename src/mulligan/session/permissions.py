@@ -26,7 +26,7 @@ REQUEST_SEARCH_RECORDS = 2_000
 
 def ask_permission(archive: Archive, session: SessionId, request: str, body: Mapping[str, Any]) -> int:
     """Record a request. Returns the number of its record; an answer has a higher one."""
-    with archive.store.write() as tx:
+    with archive.store.write(about=(session_journal(session),)) as tx:
         record = append_event_in(tx, archive, session, REQUEST_EVENT, metadata={"request_id": request, **body})
     wake_subscribers(archive.store)
     return record.seq
@@ -34,7 +34,7 @@ def ask_permission(archive: Archive, session: SessionId, request: str, body: Map
 
 def settle_permission(archive: Archive, session: SessionId, request: str) -> None:
     """Record that the request has its answer, or that the agent no longer waits for one."""
-    with archive.store.write() as tx:
+    with archive.store.write(about=(session_journal(session),)) as tx:
         append_event_in(tx, archive, session, SETTLED_EVENT, metadata={"request_id": request})
     wake_subscribers(archive.store)
 

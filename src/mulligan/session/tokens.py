@@ -157,7 +157,7 @@ class Tokens:
             "expires_at": _later(_stamp(expires_at, "expires_at"), created, "created_at"),
             "attributes": _parse_attributes(attributes),
         }
-        with self._store.write() as tx:
+        with self._store.write(about=(STORE_JOURNAL,)) as tx:
             if tx.has(TOKENS, handle):
                 raise fault("token_exists", "A token with this id exists or existed. Choose another.")
             self._append(tx, "token.created", body)
@@ -187,7 +187,7 @@ class Tokens:
         The time of last use never runs backwards. An expired or revoked token stays so.
         """
         given = _parse_given(id)
-        with self._store.write() as tx:
+        with self._store.write(about=(STORE_JOURNAL,)) as tx:
             return self._seen(tx, self._known(tx, given), id, expires_at=expires_at, attributes=attributes)
 
     def expire(self, id: str) -> Token | None:
@@ -208,7 +208,7 @@ class Tokens:
             return _token(tx, handle, None) if tx.has(TOKENS, handle) else None
 
     def touch_named(self, handle: str, *, expires_at: datetime | str | None = None) -> Token | None:
-        with self._store.write() as tx:
+        with self._store.write(about=(STORE_JOURNAL,)) as tx:
             return self._seen(tx, tx.get(TOKENS, handle), None, expires_at=expires_at, attributes=None)
 
     def expire_named(self, handle: str) -> Token | None:
@@ -247,7 +247,7 @@ class Tokens:
         return _token(tx, row.handle, id)
 
     def _revoke(self, handle: str, id: str | None) -> Token | None:
-        with self._store.write() as tx:
+        with self._store.write(about=(STORE_JOURNAL,)) as tx:
             row = tx.get(TOKENS, handle)
             if row is None:
                 return None
@@ -268,7 +268,7 @@ class Tokens:
         """Record that the token has expired, because an answer said so; a clock set back must not revive it."""
         if seen is None or seen.ended:
             return
-        with self._store.write() as tx:
+        with self._store.write(about=(STORE_JOURNAL,)) as tx:
             self._end(tx, tx.get(TOKENS, seen.handle))
 
     def _end(self, tx: Tx, row: TokenRow | None) -> None:

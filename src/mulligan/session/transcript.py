@@ -55,6 +55,7 @@ from mulligan.session.tables import (
     length,
     normal,
     part,
+    session_journal,
     spans_to_json,
     window_row,
 )
@@ -448,7 +449,7 @@ class Transcript:
     def fork_at(self, keep_first: int, dst: str | None = None) -> SessionId:
         """Fork with only the first `keep_first` messages. Returns the id of the child."""
         checked_count("keep_first", keep_first)
-        with self._access.write("fork_at") as tx:
+        with self._access.write("fork_at", about_others=True) as tx:
             window = window_of(tx, self.id)
             child = fresh_id(tx, self._archive, dst)
             if keep_first > length(window):
@@ -462,7 +463,7 @@ class Transcript:
 
     def fork_talk(self, dst: str | None = None) -> SessionId:
         """Fork with the whole transcript. Returns the id of the child."""
-        with self._access.write("fork") as tx:
+        with self._access.write("fork", about_others=True) as tx:
             child = fresh_id(tx, self._archive, dst)
             fork_in(tx, self._archive, self.id, child, root=self._access.root)
             copy_slices_in(tx, self._archive.journal, self.id, child, at=self._archive.now())
@@ -482,7 +483,7 @@ class Transcript:
             row = tx.get(SESSIONS, self.id)
         if row is None or row.closed_at is None:
             return
-        with self._archive.store.write() as tx:
+        with self._archive.store.write(about=(session_journal(self.id),)) as tx:
             row = tx.get(SESSIONS, self.id)
             if row is not None and row.closed_at is not None:
                 self._access.append(tx, "session.reopened", {"session": self.id})

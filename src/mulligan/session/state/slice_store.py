@@ -102,7 +102,7 @@ class StoredSlices:
 
     def publish(self, pending: PendingChanges, *, only_logs: bool) -> None:
         """Publish changes outside a call. Raises `session_closed`. A call uses `write`, which does not raise it."""
-        with self._store.write() as tx:
+        with self._store.write(about=(session_journal(self._session),)) as tx:
             check_open(tx, self._session, "slices")
             written = self.write(tx, lambda read: pending.merged_into(read, only_logs=only_logs), pending.policy_of)
         pending.published = "logs" if only_logs else "all"
