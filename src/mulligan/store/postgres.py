@@ -31,7 +31,7 @@ import psycopg
 from mulligan.store.blobs import BESIDE, delete_dropped_bodies
 from mulligan.store.fork_locks import shared_lock
 from mulligan.store.host import OwnerBytes, owner_bytes, record_process
-from mulligan.store.journal import Schema
+from mulligan.store.journal import HEADS, Schema
 from mulligan.store.migrations import SCHEMA_VERSION
 from mulligan.store.originals import Originals, wait_until_empty
 from mulligan.store.postgres_server import (
@@ -62,6 +62,7 @@ from mulligan.store.protocol import (
     BlobStore,
     Durability,
     OwnerRow,
+    Subjects,
     Table,
     Value,
     check_columns,
@@ -151,8 +152,9 @@ class PostgresStore:
         finally:
             self._links.give_back(link)
 
-    def write(self) -> _PostgresWrite:
-        return _PostgresWrite(self)
+    def write(self, *, about: Subjects | None = None) -> _PostgresWrite:
+        # One lock for all writers, so the subjects decide nothing here.
+        return _PostgresWrite(self, about)
 
     def read(self) -> _PostgresTx:
         return _PostgresTx(self)
@@ -238,8 +240,10 @@ class PostgresStore:
 
     # This thread's write transaction.
 
-    def begin_write(self, tx: _PostgresWrite, holder: Holder) -> tuple[ServerLink, _Doubt]:
-        """A connection with a transaction that has the lock, and what a doubt about its commit would need."""
+    def begin_write(self, tx: _PostgresWrite, holder: Holder) -> tuple[ServerLink, _Doubt, int]:
+        """A connection with a transaction that has the lock, what a doubt about its commit would need, and the newest
+        ordinal.
+        """
         open_one: tuple[int, _PostgresWrite, Holder] | None = getattr(self._here, "writer", None)
         if open_one is not None and open_one[0] == os.getpid():
             if open_one[2]() is not None and not open_one[1].ended:
@@ -249,7 +253,8 @@ class PostgresStore:
             f"SELECT set_config('lock_timeout', '{LOCK_LIMIT_S}s', true), pg_advisory_xact_lock($1), "
             "pg_current_xact_id()::text"
         )
-        statements = (_BEGIN_WRITE, (lock, (self._lock,)), (life_sql(self.url.schema), ()))
+        newest = f'SELECT coalesce(max("ordinal"), 0) FROM {quoted(self.url.schema, HEADS)}'
+        statements = (_BEGIN_WRITE, (lock, (self._lock,)), (life_sql(self.url.schema), ()), (newest, ()))
         link, done = self._begun(*statements, doing="Writing the store")
         ((found, life),) = done[2].fetchall()
         if found > SCHEMA_VERSION:
@@ -257,7 +262,8 @@ class PostgresStore:
             raise self._newer()
         self._here.writer = (os.getpid(), tx, holder)
         transaction = str(done[1].fetchall()[0][2])
-        return link, _Doubt(transaction, self._new_life() if life is None else life)
+        doubt = _Doubt(transaction, self._new_life() if life is None else life)
+        return link, doubt, int(done[3].fetchall()[0][0])
 
     def _new_life(self) -> str:
         """Name the server's life after a crash, in a transaction of its own: the word must not depend on another."""
@@ -410,10 +416,12 @@ class _PostgresTx:
     """A read transaction. It begins on the server with its first statement, in the same round trip."""
 
     _store: PostgresStore
+    about: Subjects | None = None
     _link: ServerLink | None = None
     _rows: dict[tuple[object, ...], Any] = field(default_factory=dict)
     ended: bool = False
     exit_held: Holder | None = None
+    is_alone: ClassVar[bool] = False
     _doing: ClassVar[str] = "Reading the store"
 
     def __enter__(self) -> Self:
@@ -476,6 +484,9 @@ class _PostgresTx:
         sql = f"SELECT count(*) FROM {quoted(self._schema, table)}{_where(terms)}"
         return int(self._run((sql, values)).fetchall()[0][0])
 
+    def next_ordinal(self) -> int:
+        raise _misuse()
+
     def put(self, table: Table[R], row: R) -> None:
         raise _misuse()
 
@@ -516,10 +527,12 @@ class _PostgresWrite(_PostgresTx):
     _pending: list[Statement] = field(default_factory=list)
     _pending_bytes: int = 0
     _failed: MulliganError | None = None
+    _ordinal: int = 0
+    is_alone: ClassVar[bool] = True
     _doing: ClassVar[str] = "Writing the store"
 
     def __enter__(self) -> Self:
-        self._link, self._doubt = self._store.begin_write(self, holder_of(self) or ref(self))
+        self._link, self._doubt, self._ordinal = self._store.begin_write(self, holder_of(self) or ref(self))
         return self
 
     @block_exit
@@ -541,6 +554,11 @@ class _PostgresWrite(_PostgresTx):
         self._store.notice_write()
         if self.dropped:
             delete_dropped_bodies(self._store, self.dropped)
+
+    def next_ordinal(self) -> int:
+        self._check_writable()
+        self._ordinal += 1
+        return self._ordinal
 
     def put(self, table: Table[R], row: R) -> None:
         self._check_writable()
