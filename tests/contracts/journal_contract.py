@@ -128,7 +128,7 @@ class JournalContract(StoreContractBase):
         journal = Journal(CONTRACT_SCHEMA)
         seconds = {"a": (0, 3, 12), "b": (1, 4), "c": (6, 13, 19)}
         for second, name in sorted((second, name) for name, all_of_it in seconds.items() for second in all_of_it):
-            with store.write(about=(name, SEALS)) as tx:
+            with store.write(about=(name,)) as tx:
                 journal.append(tx, name, "noted", {}, at=f"2026-01-01T00:00:{second:02}.000000Z")
         assert [
             (seal.at[17:19], {name: head["seq"] for name, head in seal.payload["heads"].items()})

@@ -145,7 +145,8 @@ class Journal:
         refs: Iterable[Digest] = (),
     ) -> Record:
         """Append one record. Times never run backwards within a journal: `at` is at least the last record's time."""
-        if tx.about is not None and journal not in tx.about:
+        # A seal is about every journal, and only a transaction that is alone adds one.
+        if tx.about is not None and journal not in tx.about and journal != SEALS:
             raise fault("internal", f"A transaction about {', '.join(tx.about)} cannot append to {journal}.")
         project = self.schema.projectors.get(kind)
         if project is None and self.schema.unfolded is not None and kind not in self.schema.unfolded:
