@@ -65,7 +65,8 @@ def counted(act: Callable[[], object]) -> dict[str, int]:
         if event == "call" and name.startswith(SOURCE):
             calls[name[len(SOURCE) :], frame.f_code.co_qualname] += 1
 
-    STATEMENTS.seen = asked = []
+    asked: list[str] = []
+    STATEMENTS.seen = asked
     sys.setprofile(note)
     try:
         act()
