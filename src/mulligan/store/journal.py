@@ -131,8 +131,8 @@ class Journal:
     """Appends records and folds them into the projections, in the caller's transaction."""
 
     schema: Schema
-    _seal_at: str = field(default="", init=False, compare=False)
-    _seal_ordinal: int = field(default=0, init=False, compare=False)
+    _seal_at: str = field(default="", compare=False)
+    _seal_ordinal: int = field(default=0, compare=False)
 
     def append(
         self,
