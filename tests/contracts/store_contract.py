@@ -104,6 +104,8 @@ class TransactionContract(StoreContractBase):
         if kind == "failed":
             with pytest.raises(LookupError), store.write() as tx:
                 ended.append(tx)
+                tx.put(PARCELS, Parcel("p", b"x"))
+                tx.put(THINGS, BOX)
                 raise LookupError
         else:
             with store.read() if kind == "read" else store.write() as tx:

@@ -745,8 +745,10 @@ class _SqliteTx:
         return row
 
     def has(self, table: Table[R], *key: Value) -> bool:
+        if self.ended:
+            raise misuse_error()
         name = (table, *key)
-        if name in self._rows and not self.ended:
+        if name in self._rows:
             return self._rows[name] is not None
         return key in self._waiting.get(table, ()) or bool(self._run(has_sql(table), key))
 
