@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import field
-from functools import cache, lru_cache, partial
+from functools import partial
 from glob import escape, glob
 from itertools import chain, starmap
 from typing import Any, ClassVar, Self, TypeVar
@@ -48,7 +48,7 @@ from mulligan.store.host import OwnerBytes, owner_bytes, record_process
 from mulligan.store.journal import Schema
 from mulligan.store.migrations import SCHEMA_VERSION, newer_store
 from mulligan.store.originals import Originals, wait_until_empty
-from mulligan.store.protocol import OWNERS, BlobStore, Durability, OwnerRow, Subjects, Table, Value, check_update
+from mulligan.store.protocol import OWNERS, BlobStore, Durability, OwnerRow, Subjects, Table, Value
 from mulligan.store.secret_key import SecretKey
 from mulligan.store.sqlite_file import (
     BUSY_LIMIT_S,
@@ -56,14 +56,20 @@ from mulligan.store.sqlite_file import (
     BusyWait,
     PooledConnection,
     check_directory,
-    column_list,
     connect,
     create_statements,
+    delete_sql,
     fault_of_sqlite,
+    get_sql,
+    has_sql,
     log_bytes,
     misuse_error,
     prepare_file,
+    put_sql,
+    roll_back,
+    select_sql,
     unread_commits,
+    update_sql,
     write_fault,
 )
 from mulligan.values.clock import Clock, SystemClock, monotonic_s, timestamp
@@ -75,63 +81,6 @@ from mulligan.values.limits import MIB_BYTES
 from mulligan.values.scoped_var import Holder, block_exit
 
 _NONE: frozenset[str] = frozenset()
-
-
-@cache
-def get_sql(table: Table[Any]) -> str:
-    return f'SELECT {column_list(table.columns)} FROM "{table.name}" WHERE {_key_is(table)}'
-
-
-@cache
-def has_sql(table: Table[Any]) -> str:
-    return f'SELECT 1 FROM "{table.name}" WHERE {_key_is(table)}'
-
-
-@cache
-def put_sql(table: Table[Any], count: int = 1) -> str:
-    """An upsert, because SQLite's REPLACE deletes the old row first. It writes every index; `update_sql` does not."""
-    marks = ", ".join([f"({', '.join('?' * len(table.columns))})"] * count)
-    changed = ", ".join(f'"{name}" = excluded."{name}"' for name in table.columns if name not in table.key)
-    action = f"UPDATE SET {changed}" if changed else "NOTHING"
-    insert = f'INSERT INTO "{table.name}" ({column_list(table.columns)}) VALUES {marks}'
-    return f"{insert} ON CONFLICT ({column_list(table.key)}) DO {action}"
-
-
-@cache
-def delete_sql(table: Table[Any]) -> str:
-    return f'DELETE FROM "{table.name}" WHERE {_key_is(table)}'
-
-
-@cache
-def update_sql(table: Table[Any], columns: tuple[str, ...]) -> str:
-    """SQLite writes only the indexes of the named columns."""
-    check_update(table, columns)
-    changed = ", ".join(f'"{name}" = ?' for name in columns)
-    return f'UPDATE "{table.name}" SET {changed} WHERE {_key_is(table)}'
-
-
-def _key_is(table: Table[Any]) -> str:
-    return " AND ".join(f'"{name}" = ?' for name in table.key)
-
-
-@lru_cache(maxsize=1024)
-def _select_sql(
-    table: Table[Any],
-    equal: tuple[str, ...],
-    nulls: frozenset[str],
-    *,
-    ranged: str | None,
-    order: tuple[str, ...],
-    descending: bool,
-) -> str:
-    """The values to bind: those of `equal` that are not in `nulls`, the two ends of the range, and the limit."""
-    terms = [f'"{name}" IS NULL' if name in nulls else f'"{name}" = ?' for name in equal]
-    if ranged:
-        terms.append(f'"{ranged}" >= ? AND "{ranged}" < ?')
-    condition = f" WHERE {' AND '.join(terms)}" if terms else ""
-    direction = " DESC" if descending else ""
-    ordered = ", ".join(f'"{name}"{direction}' for name in dict.fromkeys((*order, *table.key)))
-    return f'SELECT {column_list(table.columns)} FROM "{table.name}"{condition} ORDER BY {ordered} LIMIT ?'
 
 
 FORK_WAIT_S = BUSY_LIMIT_S
@@ -495,7 +444,7 @@ class SqliteStore:
         connection = tx._connection
         try:
             if failed:
-                _roll_back(connection)
+                roll_back(connection)
                 if writable:
                     # A rollback changes the data version too, and the writer has checked the format already.
                     connection.checked_data = connection.data_version()
@@ -505,7 +454,7 @@ class SqliteStore:
                         tx._write_waiting()
                     tx._execute("COMMIT")
                 except apsw.Error as error:
-                    _roll_back(connection)
+                    roll_back(connection)
                     raise fault_of_sqlite(error, "Committing to the store") from error
                 if writable:
                     # The writer has checked the format, and no other commit came before its own data version.
@@ -647,7 +596,7 @@ class SqliteStore:
             except apsw.ReadOnlyError:
                 return None  # On a read-only disk SQLite does not tell how far it reads.
             finally:
-                _roll_back(writer)
+                roll_back(writer)
 
     def close(self) -> None:
         while self._closing:
@@ -779,7 +728,7 @@ class _SqliteTx:
             if (*where.items(),) in known:
                 return []
         ranged = None if between is None else between[0]
-        sql = _select_sql(table, tuple(where), nulls, ranged=ranged, order=order or table.key, descending=descending)
+        sql = select_sql(table, tuple(where), nulls, ranged=ranged, order=order or table.key, descending=descending)
         try:
             found = self._execute(sql, (*values, -1 if limit is None else limit)).fetchall()
             if not self._is_checked:
@@ -908,11 +857,7 @@ class _SqliteWrite(_SqliteTx):
     def _write_waiting(self) -> None:
         try:
             for table, rows in self._waiting.items():
-                if len(rows) == 1:
-                    for values in rows.values():
-                        self._execute(put_sql(table), values)
-                else:
-                    self._execute(put_sql(table, len(rows)), [*chain.from_iterable(rows.values())])
+                self._execute(put_sql(table, len(rows)), [*chain.from_iterable(rows.values())])
         except _WRITE_ERRORS as error:
             raise write_fault(error) from error
         self._waiting.clear()
@@ -949,12 +894,6 @@ _WAITING_MAX = 64
 _NEWEST = ("the newest ordinal",)
 _ROWS_MAX = 4_096
 _WRITE_ERRORS = (apsw.Error, OverflowError, UnicodeEncodeError, TypeError)
-
-
-def _roll_back(connection: apsw.Connection) -> None:
-    with suppress(apsw.Error):
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
 
 
 __all__ = ["BusyWait", "SqliteStore"]

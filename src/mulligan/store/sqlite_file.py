@@ -17,6 +17,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache, lru_cache
 from typing import Any
 
 import apsw
@@ -24,7 +25,7 @@ import apsw
 from mulligan.store.blob_files import sync_path
 from mulligan.store.fork_locks import ThreadMark
 from mulligan.store.migrations import SCHEMA_VERSION, STEPS, Step, migrate, newer_store, note_version
-from mulligan.store.protocol import Durability, Table
+from mulligan.store.protocol import Durability, Table, check_update
 from mulligan.values.clock import monotonic_s
 from mulligan.values.errors import MulliganError, fault, fault_of_os_error
 from mulligan.values.fast_dataclass import fast_dataclass
@@ -236,6 +237,69 @@ def _partly(table: Table[Any], index: tuple[str, ...]) -> str:
 
 def column_list(columns: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in columns)
+
+
+@cache
+def get_sql(table: Table[Any]) -> str:
+    return f'SELECT {column_list(table.columns)} FROM "{table.name}" WHERE {_key_is(table)}'
+
+
+@cache
+def has_sql(table: Table[Any]) -> str:
+    return f'SELECT 1 FROM "{table.name}" WHERE {_key_is(table)}'
+
+
+@cache
+def put_sql(table: Table[Any], count: int = 1) -> str:
+    """An upsert, because SQLite's REPLACE deletes the old row first. It writes every index; `update_sql` does not."""
+    marks = ", ".join([f"({', '.join('?' * len(table.columns))})"] * count)
+    changed = ", ".join(f'"{name}" = excluded."{name}"' for name in table.columns if name not in table.key)
+    action = f"UPDATE SET {changed}" if changed else "NOTHING"
+    insert = f'INSERT INTO "{table.name}" ({column_list(table.columns)}) VALUES {marks}'
+    return f"{insert} ON CONFLICT ({column_list(table.key)}) DO {action}"
+
+
+@cache
+def delete_sql(table: Table[Any]) -> str:
+    return f'DELETE FROM "{table.name}" WHERE {_key_is(table)}'
+
+
+@cache
+def update_sql(table: Table[Any], columns: tuple[str, ...]) -> str:
+    """SQLite writes only the indexes of the named columns."""
+    check_update(table, columns)
+    changed = ", ".join(f'"{name}" = ?' for name in columns)
+    return f'UPDATE "{table.name}" SET {changed} WHERE {_key_is(table)}'
+
+
+def _key_is(table: Table[Any]) -> str:
+    return " AND ".join(f'"{name}" = ?' for name in table.key)
+
+
+@lru_cache(maxsize=1024)
+def select_sql(
+    table: Table[Any],
+    equal: tuple[str, ...],
+    nulls: frozenset[str],
+    *,
+    ranged: str | None,
+    order: tuple[str, ...],
+    descending: bool,
+) -> str:
+    """The values to bind: those of `equal` that are not in `nulls`, the two ends of the range, and the limit."""
+    terms = [f'"{name}" IS NULL' if name in nulls else f'"{name}" = ?' for name in equal]
+    if ranged:
+        terms.append(f'"{ranged}" >= ? AND "{ranged}" < ?')
+    condition = f" WHERE {' AND '.join(terms)}" if terms else ""
+    direction = " DESC" if descending else ""
+    ordered = ", ".join(f'"{name}"{direction}' for name in dict.fromkeys((*order, *table.key)))
+    return f'SELECT {column_list(table.columns)} FROM "{table.name}"{condition} ORDER BY {ordered} LIMIT ?'
+
+
+def roll_back(connection: apsw.Connection) -> None:
+    with suppress(apsw.Error):
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
 
 
 def _turn_off_memory_statistics() -> None:
