@@ -70,7 +70,7 @@ def test_a_writer_does_not_wait_for_a_transaction_that_interrupts_took_from_its_
     monkeypatch.setattr(BusyWait, "__call__", counted)
     held: list[BaseException] = []
     with monkeypatch.context() as patched:
-        patched.setattr(sqlite, "_roll_back", interrupt)
+        patched.setattr(sqlite, "roll_back", interrupt)
         patched.setattr(sqlite.ConnectionPool, "give_back", interrupt)
         try:
             with store.write() as tx:

@@ -740,7 +740,7 @@ class _SqliteTx:
         return list(starmap(table.row, found))
 
     def count(self, table: Table[R], where: Mapping[str, Value] | None = None) -> int:
-        if table in self._waiting:
+        if table in self._waiting and not self.ended:
             self._write_waiting()
         terms = " AND ".join(f'"{name}" IS ?' for name in where or ()) or "1"
         return int(self._run(f'SELECT count(*) FROM "{table.name}" WHERE {terms}', tuple((where or {}).values()))[0][0])
@@ -817,6 +817,8 @@ class _SqliteWrite(_SqliteTx):
             delete_dropped_bodies(self._store, self.dropped)
 
     def next_ordinal(self) -> int:
+        if self.ended:
+            raise misuse_error()
         # Among the cached rows, because it stays right for as long as they do.
         newest = self._rows.get(_NEWEST)
         if newest is None:
