@@ -75,7 +75,7 @@ class TestRevisions:
             assert peer.request("ping", {"_meta": MODERN})["error"]["code"] == -32601
 
     def test_methods_of_things_we_do_not_have_are_not_found(self, peer: Peer) -> None:
-        for method in ("resources/list", "prompts/list", "logging/setLevel", "nonsense", "server/discover"):
+        for method in ("resources/list", "resources/read", "logging/setLevel", "nonsense", "server/discover"):
             assert peer.request(method)["error"]["code"] == -32601
         assert peer.result("ping") == {}
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any, NamedTuple
 
-from mulligan.values.canonical import encode
 from mulligan.values.fast_dataclass import fast_dataclass
 
 TOOLSETS = ("substrate", "coding", "history")
@@ -25,6 +24,8 @@ PROFILES = ("openai", "anthropic", "gemini")
 FILE = os.path.join(os.path.dirname(__file__), "tools.json")
 
 Tools = list[dict[str, Any]]
+
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class ToolTable(NamedTuple):
@@ -250,7 +251,7 @@ def prompt_result(name: object, given: object, sets: tuple[str, ...]) -> Body:
     chosen: Body = {argument: value for argument, value in values.items() if value} | dict(verb.fixed)
     if "path" in chosen:
         chosen["paths"] = [chosen.pop("path")]
-    words = f"Call the tool {verb.tool} once, with these arguments: {encode(chosen).decode()}. "
+    words = f"Call the tool {verb.tool} once, with these arguments: {_ENCODE(chosen)}. "
     words += "Show me what it answers: which files changed, which it left alone and why. Do nothing else."
     message = {"role": "user", "content": {"type": "text", "text": words}}
     return {"description": verb.description, "messages": [message]}
