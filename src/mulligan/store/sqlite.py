@@ -833,9 +833,7 @@ class _SqliteWrite(_SqliteTx):
         values = table.values_of(row)
         key = table.key_in(values)
         # Written before the commit, or before a read needs it, in one statement with the other rows of its table.
-        waiting = self._waiting.get(table)
-        if waiting is None:
-            waiting = self._waiting[table] = {}
+        waiting = self._waiting.setdefault(table, {})
         waiting[key] = values
         if len(waiting) == _WAITING_MAX:
             self._write_waiting()
