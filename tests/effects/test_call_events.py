@@ -16,7 +16,7 @@ LIMITS = {
     # statements other than their begin and end, and pages written to SQLite's log
     "write": {"events": 300, "files": 35, "stores_opened": 0, "transactions": 2, "statements": 20, "pages": 26},
     # Reads of the calls beside which an undone call ran take two of them, and a redo stack that is no longer empty one.
-    "undo": {"events": 448, "files": 39, "stores_opened": 0, "transactions": 5, "statements": 31, "pages": 30},
+    "undo": {"events": 448, "files": 39, "stores_opened": 0, "transactions": 5, "statements": 31, "pages": 26},
     # The words for outcomes are a module of their own, below the command line, because hosts show them too.
     # A bare undo first looks for other sessions that worked here, and its answer names the agent and the session.
     # The first record of a process looks whether a seal is due, and may add it.
