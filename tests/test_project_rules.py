@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "mulligan"
 
 DOORS = {
+    "effects/params.py": "the table of parameters, in our own source (`make mcp-table`)",
     "files/disk.py": "the workspace: every change of a person's file",
     "files/copy.py": "the files of a fork, in a new directory that no root knows yet",
     "files/git.py": "a shadow of a repository in a temporary directory; git's own files of a linked working tree",

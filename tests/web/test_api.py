@@ -268,6 +268,18 @@ def test_storage_says_what_a_cap_would_drop(server: Served) -> None:
     assert server.get("/storage", cap=1)["would_evict"] != []
 
 
+def test_sessions_of_the_storage_and_roots_come_page_by_page(server: Served, calls: dict[str, str]) -> None:
+    root = server.get("/roots")["roots"][0]
+    with mulligan.open(root["path"], store=str(server.home)) as opened:
+        opened.session("second").inject({"role": "user", "content": "hello"})
+    first = server.get("/storage", limit=1)
+    second = server.get("/storage", limit=1, before=first["next"])
+    assert [[one["session_id"] for one in page["sessions"]] for page in (first, second)] == [["second"], ["work"]]
+    assert (first["next"], second["next"]) == ("second", None)
+    assert server.get("/roots")["next"] is None
+    assert server.get("/roots", before=root["id"]) == {"roots": [], "next": None}
+
+
 def test_collecting_garbage_says_how_far_it_is(server: Served) -> None:
     assert server.get("/storage")["gc"]["state"] == "idle"
     begun = server.post("/storage/gc", status=202)

@@ -29,7 +29,7 @@ from mulligan.history.retention import (
 from mulligan.history.undo import UndoOptions, UndoResult
 from mulligan.servers.http.diffs import Colouring, FileDiff, diff_view
 from mulligan.servers.http.service import Answer, Asked, Service
-from mulligan.servers.http.timeline import session_view
+from mulligan.servers.http.timeline import page_before, session_view
 from mulligan.session.tables import SESSIONS
 from mulligan.values.entries import Entry, FileEntry, SymlinkEntry, whole
 from mulligan.values.errors import MulliganError, fault
@@ -37,7 +37,6 @@ from mulligan.values.ids import SessionId
 from mulligan.values.paths import hunks_from_wire, paths_from_wire, to_wire
 
 DIFFS_SHOWN = 50
-SESSIONS_MEASURED = 200
 EVICTED_SHOWN = 100
 
 Operation = Callable[[UndoOptions], UndoResult]
@@ -207,9 +206,11 @@ def pin(service: Service, asked: Asked) -> Answer:
 
 
 def storage(service: Service, asked: Asked) -> Answer:
-    """Sizes and caps, and the calls that eviction would empty next."""
+    """Sizes and caps, sessions, newest first, and the calls that eviction would empty next."""
     store = service.ledger.store
     with store.read() as tx:
+        newest = sorted(tx.select(SESSIONS), key=lambda row: (row.created_at, row.id), reverse=True)
+        page, cursor = page_before(newest, asked)
         sessions: list[dict[str, Any]] = [
             {
                 "session_id": one.session,
@@ -217,13 +218,12 @@ def storage(service: Service, asked: Asked) -> Answer:
                 "bytes": one.bytes,
                 "cap": cap_of(tx, SessionId(one.session)),
             }
-            for one in (session_usage(tx, SessionId(row.id)) for row in tx.select(SESSIONS, limit=SESSIONS_MEASURED))
+            for one in (session_usage(tx, SessionId(row.id)) for row in page)
         ]
         body: dict[str, Any] = {"size": store.size_bytes(), "cap": store_cap_of(tx)}
         evicted = would_evict(tx, asked["cap"] or body["cap"], size=body["size"], limit=EVICTED_SHOWN + 1)
-    sessions.sort(key=lambda one: one["bytes"], reverse=True)
     body |= {"would_evict": evicted[:EVICTED_SHOWN], "would_evict_more": len(evicted) > EVICTED_SHOWN}
-    return Answer({**body, "sessions": sessions, "gc": dict(service.gc)})
+    return Answer({**body, "sessions": sessions, "next": cursor, "gc": dict(service.gc)})
 
 
 def set_cap(service: Service, asked: Asked) -> Answer:

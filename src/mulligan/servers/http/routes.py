@@ -102,7 +102,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route("GET", "/openapi.json", "This document.", None, answers={200: "Any"}, is_api=False),
     Route("GET", "/me", "Who asks, and what a page sends with changes.", None, answers={200: "Me"}),
-    Route("GET", "/roots", "The roots.", timeline.list_roots, answers={200: "Roots"}),
+    Route("GET", "/roots", "The roots.", timeline.list_roots, (_BEFORE, _limit(500)), {200: "Roots"}),
     Route(
         "GET",
         "/sessions",
@@ -398,7 +398,7 @@ ROUTES: tuple[Route, ...] = (
         "/storage",
         "Sizes, caps, and what eviction would drop.",
         operations.storage,
-        (_query("cap", _NUMBER),),
+        (_query("cap", _NUMBER), _BEFORE, _limit(100)),
         {200: "Storage"},
     ),
     Route(

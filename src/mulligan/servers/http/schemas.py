@@ -29,7 +29,9 @@ SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     "Error": _object(error=_object(code=_TEXT, message=_TEXT)),
     "Health": _object(ok=_BOOLEAN),
     "Me": _object(principal=_TEXT, role={"enum": ["observer", "controller"]}, csrf=_MAYBE_TEXT, version=_TEXT),
-    "Roots": _object(roots=_list(_object(id=_TEXT, path=_TEXT, name=_TEXT, fork_of=_MAYBE_TEXT, title=_MAYBE_TEXT))),
+    "Roots": _object(
+        roots=_list(_object(id=_TEXT, path=_TEXT, name=_TEXT, fork_of=_MAYBE_TEXT, title=_MAYBE_TEXT)), next=_MAYBE_TEXT
+    ),
     "Session": _object(
         id=_TEXT,
         title=_MAYBE_TEXT,
@@ -125,6 +127,7 @@ SCHEMAS: Mapping[str, Mapping[str, Any]] = {
         size=_NUMBER,
         cap=_NUMBER,
         sessions=_list(_object(session_id=_TEXT, calls=_NUMBER, bytes=_NUMBER, cap=_NUMBER)),
+        next=_MAYBE_TEXT,
         would_evict=_list(_object(call_id=_TEXT, session_id=_TEXT, at=_TEXT, bytes=_NUMBER)),
         would_evict_more=_BOOLEAN,
         gc=_object(state=_TEXT, stage=_TEXT, done=_NUMBER, total=_NUMBER, blobs=_NUMBER, bytes=_NUMBER),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from mulligan.files.diff import looks_binary, split_lines
 from mulligan.history import call_about
@@ -65,11 +65,24 @@ FILE_MAX_BYTES = 32 * 1024 * 1024
 _FORK_OF = "Fork of "
 _LAST = "\U0010ffff"
 
+Row = TypeVar("Row", RootRow, SessionRow)
+
 
 def list_roots(service: Service, asked: Asked) -> Answer:
-    rows = service.roots.rows()
+    """In order of path. The cursor is the id of the last one of the page before."""
+    page, cursor = page_before(service.roots.rows(), asked)
     with service.ledger.store.read() as tx:
-        return Answer({"roots": [{**root_view(tx, row), "title": _title_of_root(tx, row)} for row in rows]})
+        roots = [{**root_view(tx, row), "title": _title_of_root(tx, row)} for row in page]
+    return Answer({"roots": roots, "next": cursor})
+
+
+def page_before(rows: Sequence[Row], asked: Asked) -> tuple[Sequence[Row], str | None]:
+    """The rows that follow the cursor, and the cursor of the next page. A cursor that is gone is at the end."""
+    if asked.get("before") is not None:
+        at = next((number for number, row in enumerate(rows) if row.id == asked["before"]), len(rows) - 1)
+        rows = rows[at + 1 :]
+    page = rows[: asked["limit"]]
+    return page, page[-1].id if len(rows) > len(page) else None
 
 
 def _title_of_root(tx: Tx, row: RootRow) -> str | None:
@@ -85,13 +98,9 @@ def _title_of_root(tx: Tx, row: RootRow) -> str | None:
 def list_sessions(service: Service, asked: Asked) -> Answer:
     """Newest first. The cursor is the id of the last one of the page before."""
     with service.ledger.store.read() as tx:
-        rows = _sessions_asked(service, tx, asked)
-        if asked.get("before") is not None:
-            at = next((number for number, row in enumerate(rows) if row.id == asked["before"]), len(rows) - 1)
-            rows = rows[at + 1 :]
-        page = rows[: asked["limit"]]
+        page, cursor = page_before(_sessions_asked(service, tx, asked), asked)
         views = [session_view(tx, row) for row in page]
-    return Answer({"sessions": views, "next": page[-1].id if len(rows) > len(page) else None})
+    return Answer({"sessions": views, "next": cursor})
 
 
 def _sessions_asked(service: Service, tx: Tx, asked: Asked) -> list[SessionRow]:

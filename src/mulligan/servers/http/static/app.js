@@ -89,7 +89,13 @@ class App extends HTMLElement {
   }
 
   async loadRoots() {
-    this.roots = (await get("/roots")).roots;
+    const roots = [];
+    for (let before = {}; before; ) {
+      const page = await get("/roots", before);
+      roots.push(...page.roots);
+      before = page.next ? { before: page.next } : null;
+    }
+    this.roots = roots;
   }
 
   showRoots() {
@@ -302,7 +308,7 @@ class App extends HTMLElement {
   toast(result, act) {
     const done = result.outcomes.filter((one) => one.outcome === "restored" || one.outcome === "merged").length;
     const left = result.outcomes.filter((one) => one.outcome === "conflicted").length;
-    const words = `${act.verb}: ${counted(done, "file")} changed${left ? `, ${left} left alone` : ""}.`;
+    const words = `${act.verb}: ${counted(done, "path")} changed${left ? `, ${left} left alone` : ""}.`;
     const more = [];
     if (result.rescue) more.push(h("a", { href: `#/call/${enc(result.rescue)}` }, "See what was replaced"));
     if (act.session && act.verb !== "Redo" && act.verb !== "Merge" && result.call_id) more.push(button("Redo …", () => this.redo(act.session), { kind: "small" }));

@@ -77,7 +77,7 @@ export class PlanDialog extends HTMLElement {
       h("select", { onchange: (event) => { this.onConflict = event.target.value; this.replan(); } }, [["merge", "leave those files"], ["overwrite", "overwrite (their bytes are stored)"], ["refuse", "do nothing at all"]].map(([value, words]) => h("option", { value, selected: value === this.onConflict }, words))),
     );
     const isEmpty = !moving && !plan.talk && !(plan.ok && plan.outcomes.length);
-    const words = isEmpty ? `Nothing to ${this.act.verb.toLowerCase()}` : `${this.act.verb} ${moving ? counted(moving, "file") : ""}`.trim();
+    const words = isEmpty ? `Nothing to ${this.act.verb.toLowerCase()}` : `${this.act.verb} ${moving ? counted(moving, "path") : ""}`.trim();
     const apply = button(words, () => this.apply(), { kind: "primary", disabled: isEmpty });
     fill(this.bar, conflicts || this.onConflict !== "merge" ? choice : h("span.choice"), button("Cancel", () => this.dialog.close()), apply);
     (isEmpty ? this.bar.querySelector("select, button") : apply).focus();

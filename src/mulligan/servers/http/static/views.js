@@ -219,17 +219,20 @@ export async function searchView(app, place, asked) {
 // Storage: size, caps, what eviction would drop, and collecting garbage.
 export async function storageView(app, place) {
   const may = app.me.role === "controller";
-  const size = h("section.card"), collected = h("div", { role: "status" }), preview = h("div"), sessions = h("tbody");
+  const size = h("section.card"), collected = h("div", { role: "status" }), preview = h("div"), sessions = h("tbody"), moreSessions = h("div");
   const cap = h("input", { type: "number", min: "1", step: "0.1", "aria-label": "Cap in GiB" });
   const wanted = () => Math.round(Number(cap.value) * 2 ** 30);
 
-  // Only these parts change while a collection runs: what a person types in the cap stays.
+  const list = (page) => {
+    sessions.append(...page.sessions.map((one) => h("tr", h("td", h("a", { href: `#/session/${enc(one.session_id)}` }, sessionName(app.sessions.get(one.session_id) || { id: one.session_id, created_at: new Date().toISOString() }))), h("td", one.calls.toLocaleString("en")), h("td", bytes(one.bytes)), h("td", bytes(one.cap)))));
+    fill(moreSessions, page.next ? button("Show more sessions", async () => list(await get("/storage", { before: page.next })), { kind: "more-files" }) : null);
+  };
+  // Only these parts change while a collection runs: what a person types in the cap stays, and so do the sessions.
   const show = (found) => {
     const share = Math.min(100, (100 * found.size) / found.cap);
     const meter = h("progress", { max: "100", value: share.toFixed(1), "aria-label": "How full the store is" });
     const next = found.would_evict.length ? `${evictedCalls(found)} would be dropped next.` : "Nothing has to be dropped.";
     fill(size, h("p.big", bytes(found.size), h("span.dim", ` of ${bytes(found.cap)}`)), meter, h("p.note", next));
-    fill(sessions, found.sessions.map((one) => h("tr", h("td", h("a", { href: `#/session/${enc(one.session_id)}` }, sessionName(app.sessions.get(one.session_id) || { id: one.session_id, created_at: new Date().toISOString() }))), h("td", one.calls.toLocaleString("en")), h("td", bytes(one.bytes)), h("td", bytes(one.cap)))));
     fill(collected, collection(found.gc));
     if (found.gc.state === "running") setTimeout(async () => place.contains(collected) && show(await get("/storage")), 300);
   };
@@ -247,19 +250,24 @@ export async function storageView(app, place) {
       rest ? h("p.note", `and ${counted(rest, "more call")}${told.would_evict_more ? " or more" : ""}`) : null,
     );
   };
-  const act = (path, body) => app.guard(async () => { await post(path, {}, body); show(await get("/storage")); });
+  const load = async () => {
+    const found = await get("/storage");
+    show(found);
+    fill(sessions);
+    list(found);
+    return found;
+  };
+  const act = (path, body) => app.guard(async () => { await post(path, {}, body); await load(); });
 
   fill(place, spinner());
-  const found = await get("/storage");
-  cap.value = (found.cap / 2 ** 30).toFixed(1);
-  show(found);
+  cap.value = ((await load()).cap / 2 ** 30).toFixed(1);
   fill(
     place,
     h("header.page-head", h("h2", "Storage")),
     size,
     may ? h("section.card", h("h3", "Cap"), h("div.actions", h("label", cap, " GiB"), button("What would that drop?", look), button("Set the cap", () => act("/storage", { cap: wanted() }), { kind: "primary" })), preview) : null,
     may ? h("section.card", h("h3", "Collect garbage"), h("p.dim", "Deletes stored bytes that nothing needs."), h("div.actions", button("Collect now", () => act("/storage/gc"))), collected) : null,
-    h("section", h("h3", "By session"), h("table.plain", h("thead", h("tr", h("th", "Session"), h("th", "Calls"), h("th", "Bytes"), h("th", "Cap"))), sessions)),
+    h("section", h("h3", "By session"), h("table.plain", h("thead", h("tr", h("th", "Session"), h("th", "Calls"), h("th", "Bytes"), h("th", "Cap"))), sessions), moreSessions),
   );
 }
 
