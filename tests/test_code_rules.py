@@ -68,7 +68,7 @@ FILES_MAX = {
     "values": 13,
 }
 """How many modules each package may have. A new package brings its own line; a number only goes down."""
-CODE_LINES_MAX = 51_727
+CODE_LINES_MAX = 54_495
 COMMENTS_PER_100_LINES = {"exec": 3.9, "history": 4.2}
 """Odd code in these packages says why it is as it is."""
 OLD_MODULE_NAMES_TEXT = (
