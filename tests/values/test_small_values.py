@@ -187,6 +187,14 @@ class TestFastDataclass:
         with pytest.raises(TypeError):
             hash(_Named(1))
 
+    def test_a_field_that_cannot_be_given_has_its_default(self) -> None:
+        @fast_dataclass(slots=True)
+        class Counted:
+            name: str
+            count: int = field(default=7, init=False)
+
+        assert Counted("a").count == 7
+
     def test_a_class_gets_its_methods_when_one_is_first_asked_for(self) -> None:
         @fast_dataclass(slots=True, frozen=True)
         class Late:

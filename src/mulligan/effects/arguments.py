@@ -198,13 +198,6 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def of(name: str, **values: Any) -> Any:
-    """The parameters of an effect that another effect performs."""
-    asked = by_table(name, values)
-    assert asked is not None
-    return asked
-
-
 def with_whole_numbers(given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments with 1.0 as 1: JSON Schema counts it as an integer, and no argument of a tool is a fraction."""
     return {name: _whole(value) for name, value in given.items()}

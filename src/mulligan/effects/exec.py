@@ -126,7 +126,7 @@ def _background_command(context: EffectContext, exec_id: str) -> TrackedCommand:
 
 def shell(context: EffectContext, asked: params.Shell) -> Fields:
     words = ["sh", "-c", asked.command]
-    return execute(context, arguments.of("Exec", argv=words, cwd=asked.cwd, timeout_ms=asked.timeout_ms))
+    return execute(context, arguments.parsed("Exec", {"argv": words, "cwd": asked.cwd, "timeout_ms": asked.timeout_ms}))
 
 
 def run(

@@ -111,7 +111,7 @@ def stat_answer(context: EffectContext, asked: params.Stat) -> Fields:
 
 def exists(context: EffectContext, asked: params.Exists) -> Fields:
     try:
-        stat_path(context, arguments.of("Stat", path=asked.path))
+        stat_path(context, arguments.parsed("Stat", {"path": asked.path}))
     except Refused as refused:
         if refused.status != "not_found":
             raise

@@ -66,7 +66,8 @@ else:
 
         def make(self) -> None:
             cls = self.cls
-            full = dataclass(eq=False, repr=False)(type(cls)(cls.__name__, cls.__bases__, _body(cls)))
+            # Only for a class with slots does `__init__` set the defaults of fields that it does not take.
+            full = dataclass(eq=False, repr=False, slots=True)(type(cls)(cls.__name__, cls.__bases__, _body(cls)))
             values = values_getter([field.name for field in fields(full) if field.compare])
 
             def __eq__(self: T, other: object) -> bool:

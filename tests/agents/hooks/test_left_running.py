@@ -20,7 +20,7 @@ WAIT_S = 120.0
 
 
 class Background:
-    """A process that does one step of its work each time it is told to; started by a shell that ends at once."""
+    """A process that does one step of its work for each line that it reads; a shell starts it and ends at once."""
 
     def __init__(self, agent: Agent, folder: Path, label: str, *steps: str) -> None:  # noqa: F811
         self._gates = [folder / f"{label}{number}" for number in range(len(steps) + 1)]
